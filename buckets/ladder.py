@@ -13,6 +13,8 @@ from llmc.shown import shown
 from .bucket import MAX_BUCKETS, MAX_DIM, PROMPT_PHASES, REQUIRED_PHASES, Bucket, BucketError, BucketLadder
 
 DEFAULT_MAX_NUM_SEQS = 16
+DEFAULT_BLOCK_SIZE = 32
+"""Of a model without states."""
 _DEFAULT_SEQ_STEP = 128
 _DEFAULT_SEQ_STEPS = 16
 _DEFAULT_PREFILL_TOKENS = 2048

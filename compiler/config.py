@@ -68,6 +68,7 @@ class CompileConfig:
     max_num_seqs: None for the largest decode batch, or 16.
     max_num_batched_tokens: most new tokens of a prefill or mixed bucket. None: no limit in a spec, otherwise max(2048,
     max_model_len).
+    block_size: tokens of a KV block. None: 32, or `default_block_size` of a model with states.
     jobs: compiling processes; 0 for one per CPU.
     tune_for: properties that this machine's speed depends on, by name, to measure kernel schedules; None to skip.
     tokenizer: "required"; "auto" copies the model's if it has one, which must be valid; "none" for token ids only.
@@ -99,7 +100,7 @@ class CompileConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    block_size: int = 32
+    block_size: int | None = None
     jobs: int = 0
     quant: QuantConfig | None = None
     cache_dir: Path | None = None
@@ -127,8 +128,9 @@ class CompileConfig:
             raise CompileError(f"pooling {self.pooling!r} is not one of {', '.join(POOLINGS)}")
         if self.tokenizer not in ("auto", "required", "none"):
             raise CompileError(f"tokenizer {self.tokenizer!r} is not one of auto, required, none")
-        if not 16 <= self.block_size <= MAX_BLOCK_SIZE or self.block_size % 16:
-            raise CompileError(f"block-size {self.block_size} must be a multiple of 16 from 16 to {MAX_BLOCK_SIZE}")
+        size = self.block_size
+        if size is not None and (not 16 <= size <= MAX_BLOCK_SIZE or size % 16):
+            raise CompileError(f"block-size {size} must be a multiple of 16 from 16 to {MAX_BLOCK_SIZE}")
         if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= MAX_NUM_SEQS:
             raise CompileError(f"max-num-seqs {self.max_num_seqs} must be between 1 and {MAX_NUM_SEQS}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1:

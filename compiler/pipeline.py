@@ -187,8 +187,8 @@ def tables(state: CompileState, specs: list[KernelSpec], buckets: Iterable[Bucke
     graphs = {bucket: state.graphs[bucket] for bucket in buckets}
     shared = 0 if resolved.ranks == 1 else shared_weights(weight.name for weight in layout.weights)
     model = replace(resolved.model_record(), num_shared_weights=shared)
-    stages, kv_layers = resolved.stage_records(), resolved.kv_layer_records()
-    return graphs_bin(model, specs, layout, state.crcs, graphs, resolved.target, sums, stages, kv_layers)
+    stages, kv_layers, states = resolved.stage_records(), resolved.kv_layer_records(), resolved.state_layers()
+    return graphs_bin(model, specs, layout, state.crcs, graphs, resolved.target, sums, stages, kv_layers, states)
 
 
 def _pools(state: CompileState) -> dict[str, object]:

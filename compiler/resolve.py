@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Literal
 
 from llmc.buckets.bucket import PROMPT_PHASES, REQUIRED_PHASES
+from llmc.buckets.ladder import DEFAULT_BLOCK_SIZE
 from llmc.buckets.verify_buckets import add_verify_buckets
 from llmc.compiler.adapters import AdapterLimits, adapter_linears
 from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.kv_layers import default_block_size, state_layers
 from llmc.compiler.partition import check_divisible
 from llmc.compiler.recipes import recipe_of, stored_recipe
 from llmc.compiler.resolve_ladder import cut_to_step, resolve_ladder
@@ -36,7 +38,12 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     if model.task is not None and model.task.longest_text is not None:
         default_len = min(default_len, model.task.longest_text)
     phases = REQUIRED_PHASES if model.pooled is None else PROMPT_PHASES
-    limits, ladder = resolve_ladder(config, default_len, trained_length(model), phases)
+    kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else act_dtype
+    lengths = default_len, trained_length(model)
+    limits, ladder = resolve_ladder(config, config.block_size or DEFAULT_BLOCK_SIZE, *lengths, phases)
+    if config.block_size is None and state_layers(model):
+        block_size = default_block_size(model, resolve_target(config.target), kv_dtype, limits.max_model_len)
+        limits, ladder = resolve_ladder(config, block_size, *lengths, phases)
     if model.whole_prompts and limits.max_model_len > ladder.max_context:
         limits = cut_to_step(config, limits, ladder.max_context)
     if model.learned_positions and limits.max_model_len > model.learned_positions:
@@ -44,7 +51,6 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
             f"max-model-len is {limits.max_model_len}, but the model has a table of {model.learned_positions} "
             "positions; lower --max-model-len"
         )
-    kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else act_dtype
     kind, latent = KV_DTYPES[kv_dtype], model.latent
     if (
         latent is not None
@@ -65,8 +71,13 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         raise CompileError("--lora-slots is for models that write text; leave it out, or merge one with --merge-lora")
     if config.speculate and model.pooled is not None:
         raise CompileError("--speculate is for models that write text; leave it out")
+    if config.speculate and state_layers(model):
+        raise CompileError(
+            f"layers of {model.model_type} have a state, which no guess of --speculate can be taken back from: leave "
+            "it out"
+        )
     if config.speculate:
-        ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate, config.block_size)
+        ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate, limits.block_size)
     if config.leave_states or config.head is not None:
         model = _with_states(config, model)
     recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model)
@@ -145,6 +156,10 @@ def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
     """The model with graphs that leave hidden states. Raises CompileError if they cannot."""
     if model.pooled is not None or model.bidirectional:
         raise CompileError("--eagle is for models that write text; leave it out")
+    if state_layers(model):
+        raise CompileError(
+            f"layers of {model.model_type} have a state, which no guess of --eagle can be taken back from: leave it out"
+        )
     if config.tensor_parallel != 1:
         raise CompileError("--eagle and --tensor-parallel do not go together yet: leave out one of them")
     if config.pipeline_parallel != 1:

@@ -31,9 +31,13 @@ def cut_to_step(config: CompileConfig, limits: LadderLimits, longest: int) -> La
 
 
 def resolve_ladder(
-    config: CompileConfig, default_len: int, trained_len: int, phases: tuple[str, ...] = REQUIRED_PHASES
+    config: CompileConfig,
+    block_size: int,
+    default_len: int,
+    trained_len: int,
+    phases: tuple[str, ...] = REQUIRED_PHASES,
 ) -> tuple[LadderLimits, BucketLadder]:
-    """The ladder of a model trained for contexts of trained_len tokens, and its limits.
+    """The ladder of a model trained for contexts of trained_len tokens, and its limits, for KV blocks of block_size.
 
     Limits not given follow the ladder, or default_len if the ladder leaves them open. phases: of the ladder. Raises
     BucketError, and CompileError for a ladder that does not reach max_model_len.
@@ -41,9 +45,9 @@ def resolve_ladder(
     max_model_len = config.max_model_len or default_len
     max_num_seqs = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     tokens = config.max_num_batched_tokens
-    limits = Limits(max_num_seqs, max_model_len, config.block_size, tokens)
+    limits = Limits(max_num_seqs, max_model_len, block_size, tokens)
     if config.buckets is None:
-        ladder = default_ladder(max_num_seqs, max_model_len, config.block_size, tokens, phases)
+        ladder = default_ladder(max_num_seqs, max_model_len, block_size, tokens, phases)
     elif isinstance(config.buckets, LadderVariables):
         ladder = config.buckets.ladder(limits, phases)
     else:
@@ -53,13 +57,13 @@ def resolve_ladder(
         if not isinstance(config.buckets, str):
             tokens = default_tokens(max_model_len)
     if config.buckets is not None:
-        _check_reach(config, ladder, trained_len)
+        _check_reach(config, block_size, ladder, trained_len)
         max_num_seqs = min(config.max_num_seqs or MAX_NUM_SEQS, ladder.max_batch)
         max_model_len = min(trained_len, ladder.max_context) if config.max_model_len is None else config.max_model_len
-    return LadderLimits(max_num_seqs, max_model_len, config.block_size, tokens), ladder
+    return LadderLimits(max_num_seqs, max_model_len, block_size, tokens), ladder
 
 
-def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) -> None:
+def _check_reach(config: CompileConfig, block_size: int, ladder: BucketLadder, trained_len: int) -> None:
     """Raises BucketError for a bucket that no request could fill, CompileError for a limit that no bucket reaches."""
     max_num_seqs = config.max_num_seqs or min(max(ladder.max_batch, DEFAULT_MAX_NUM_SEQS), MAX_NUM_SEQS)
     max_model_len = config.max_model_len or trained_len
@@ -67,8 +71,8 @@ def _check_reach(config: CompileConfig, ladder: BucketLadder, trained_len: int) 
     for bucket in ladder:
         # Rows of a decode step are sequences, each with its draft tokens.
         most = max_num_seqs * (1 + config.speculate) if bucket.phase == "decode" else max_num_seqs
-        check_total(bucket, config.block_size)
-        excess = beyond(bucket, most, max_model_len, config.block_size)
+        check_total(bucket, block_size)
+        excess = beyond(bucket, most, max_model_len, block_size)
         if excess == "batch":
             raise BucketError(
                 f"{source}bucket {bucket} holds {bucket.batch} sequences but max-num-seqs is {max_num_seqs}: lower it "

@@ -16,6 +16,7 @@ from llmc.compiler.adapters import AdapterLimits, AdapterLinear, adapter_linears
 from llmc.compiler.config import CompileError
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.graph.commands import GraphShape
+from llmc.compiler.kv_layers import kv_layer_records, state_layers
 from llmc.compiler.ops.adapters import is_too_large
 from llmc.compiler.ops.definition import GraphParams
 from llmc.compiler.partition import Partition
@@ -23,7 +24,7 @@ from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.weight_request import WeightRequest, kv_scales_name
 from llmc.graphs_records import KvLayerRecord, ModelRecord, StageRecord
-from llmc.kv_dtypes import KV_DTYPES, LATENT_SCALES
+from llmc.kv_dtypes import KV_DTYPES
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
 from llmc.models.convert import Array
@@ -99,16 +100,11 @@ class Resolved:
 
     def kv_layer_records(self) -> tuple[KvLayerRecord, ...]:
         """KV blocks of one rank's layers of the KV cache."""
-        model = self.rank_model
-        key_scales = 1 if model.latent is None else LATENT_SCALES
-        found = []
-        for layer in range(model.num_kv_layers):
-            keys, values = self.target.kv_block_bytes(
-                *model.kv_heads(layer), self.block_size, self.kv_dtype, key_scales
-            )
-            # The values of latent vectors are part of the keys.
-            found.append(KvLayerRecord(keys, values if model.latent is None else 0))
-        return tuple(found)
+        return kv_layer_records(self.rank_model, self.target, self.block_size, self.kv_dtype)
+
+    def state_layers(self) -> tuple[int, ...]:
+        """Layers of the KV cache that hold a state in place of keys and values."""
+        return state_layers(self.rank_model)
 
     @property
     def max_decode_rows(self) -> int:

@@ -7,6 +7,8 @@ import struct
 import zlib
 
 MAGIC = b"LLMCGRPH"
+VERSION_OF_STATE_LAYERS = 11
+"""Version of an artifact with layers that hold a state."""
 VERSION_OF_KV_LAYERS = 10
 """Version of an artifact whose layers have KV blocks of different sizes."""
 VERSION_OF_STAGES = 9
@@ -25,6 +27,7 @@ VERSIONS = (
     VERSION_OF_TOTALS,
     VERSION_OF_STAGES,
     VERSION_OF_KV_LAYERS,
+    VERSION_OF_STATE_LAYERS,
 )
 ALIGNMENT = 64
 MAX_BUFFERS = 12
@@ -59,12 +62,13 @@ RECORDS = {
     "collective": "u32 op, u32 rows, u32 width, u32 adds, u32 stage, u32 reserved[3]",
     "stage": "u32 first_layer, u32 num_layers",
     "kv_layer": "u64 key_block_bytes, u64 value_block_bytes",
+    "state_layer": "u32 layer, u32 reserved",
 }
 """The records of FORMAT.md, word for word."""
 
 SECTIONS = {
     "strings": 1, "model": 2, "kernel": 3, "weight": 4, "graph": 5, "command": 6, "operand": 7, "target": 8, "code": 9,
-    "adapter": 10, "collective": 11, "stage": 12, "kv_layer": 13,
+    "adapter": 10, "collective": 11, "stage": 12, "kv_layer": 13, "state_layer": 14,
 }  # fmt: skip
 """Kind of the section that contains each record."""
 FIRST_VERSIONS = {
@@ -72,6 +76,7 @@ FIRST_VERSIONS = {
     "collective": VERSION_OF_RANKS,
     "stage": VERSION_OF_STAGES,
     "kv_layer": VERSION_OF_KV_LAYERS,
+    "state_layer": VERSION_OF_STATE_LAYERS,
 }
 """First version with a section, if it is not the first version that is read."""
 

@@ -271,7 +271,7 @@ class Graph(GraphSizes):
 
 @dataclass(frozen=True)
 class Tables:
-    """Everything in graphs.bin."""
+    """Everything in graphs.bin. state_layers: layers of the KV cache that hold a state, ascending."""
 
     header: Header
     target: TargetRecord
@@ -286,6 +286,7 @@ class Tables:
     collectives: tuple[CollectiveRecord, ...] = ()
     stages: tuple[StageRecord, ...] = ()
     kv_layers: tuple[KvLayerRecord, ...] = ()
+    state_layers: tuple[int, ...] = ()
 
     @property
     def num_rank_weights(self) -> int:

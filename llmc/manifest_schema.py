@@ -133,6 +133,16 @@ class Heads(Closed):
     keys_are_values: bool
 
 
+class DeltaNet(Closed):
+    layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)]
+    key_heads: Annotated[int, Field(ge=1, le=1 << 16)]
+    value_heads: Annotated[int, Field(ge=1, le=1 << 16)]
+    key_dim: Annotated[int, Field(ge=1, le=1 << 16)]
+    value_dim: Annotated[int, Field(ge=1, le=1 << 16)]
+    taps: Annotated[int, Field(ge=2, le=64)]
+    tiled: bool
+
+
 class TokenInputs(Closed):
     size: Count
     vocab: Count
@@ -222,6 +232,7 @@ class Model(Closed):
     latent: Latent | None = None
     normed_values: bool = False
     kv_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)] = []
+    delta_net: DeltaNet | None = None
     full_heads: Heads | None = None
     layer_sizes: Annotated[list[Count], Field(max_length=1 << 16)] = []
     token_inputs: TokenInputs | None = None

@@ -192,6 +192,49 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class DeltaNet:
+    """Gated delta nets in place of attention in some layers (blocks/delta_net.py).
+
+    layers: which. key_heads, value_heads: equally many value heads read each key head: neighbours, or if tiled every
+    key_heads-th. key_dim, value_dim: elements of one. taps: tokens that the convolution of queries, keys and values
+    reads.
+    """
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    tiled: bool = False
+
+    @property
+    def key_size(self) -> int:
+        """Elements of a token's keys, and of its queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Elements of a token's values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Elements of a token's queries, keys and values."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a sequence's state: float32 [value_heads, key_dim, value_dim]."""
+        return 4 * self.value_size * self.key_dim
+
+    @property
+    def window_bytes(self) -> int:
+        """Of the inputs of the convolution that later tokens read: float32 [taps - 1, channels]."""
+        return 4 * (self.taps - 1) * self.channels
+
+
+@dataclass(frozen=True)
 class TokenInputs:
     """A vector for each token and layer, from a table, that a layer mixes into its result (blocks/token_inputs.py).
 
@@ -297,6 +340,8 @@ class ModelConfig:
     whose first latent.rank are the value. normed_values: each head of v is normed, without weights.
     kv_layers: per layer, the layer whose keys and values it reads. The first layers make their own, the last ones make
     none. Empty if all make their own.
+    delta_net: of the layers that have one in place of attention; None if no layer has. A KV block of such a layer has
+    the state behind the last token that was computed in the block.
     full_heads: of layers without a window, if those of windowed layers differ; num_heads, num_kv_heads and head_dim are
     then of windowed layers. layer_sizes: intermediate_size per layer, if layers differ; else empty.
     token_inputs: None if layers read nothing of a token but its hidden vector. scaled_layers: a layer's result is
@@ -367,6 +412,7 @@ class ModelConfig:
     latent: Latent | None = None
     normed_values: bool = False
     kv_layers: tuple[int, ...] = ()
+    delta_net: DeltaNet | None = None
     full_heads: Heads | None = None
     layer_sizes: tuple[int, ...] = ()
     token_inputs: TokenInputs | None = None
@@ -421,9 +467,13 @@ class ModelConfig:
         """The layer of the KV cache that a model layer reads."""
         return self.kv_layers[layer] if self.kv_layers else min(layer, self.num_kv_layers - 1)
 
+    def has_state(self, layer: int) -> bool:
+        """Whether a layer has a state in place of keys and values."""
+        return self.delta_net is not None and layer in self.delta_net.layers
+
     def makes_kv(self, layer: int) -> bool:
         """Whether a layer writes keys and values."""
-        return not self.kv_layers or self.kv_layers[layer] == layer
+        return not self.has_state(layer) and (not self.kv_layers or self.kv_layers[layer] == layer)
 
     def heads(self, layer: int) -> Heads:
         """Sizes of a layer's attention."""

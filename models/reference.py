@@ -14,7 +14,7 @@ from llmc.models.config import ModelConfig
 class ReferenceCache:
     """Paged K and V of every layer, each [num_blocks * block_size, num_kv_heads, head_dim] in `dtype`.
 
-    layers: (num_kv_heads, head_dim) of each.
+    layers: (num_kv_heads, head_dim) of each. states: of layers with a state, by kind, layer and KV block.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class ReferenceCache:
         self.keys, self.values = (
             [torch.zeros((num_blocks * block_size, *heads), dtype=dtype) for heads in layers] for _ in range(2)
         )
+        self.states: dict[tuple[str, int, int], torch.Tensor] = {}
 
     @classmethod
     def of(
@@ -47,6 +48,16 @@ class ReferenceCache:
         positions = torch.arange(length)
         slots = blocks.long()[positions // self.block_size] * self.block_size + positions % self.block_size
         return self.keys[layer][slots].float(), self.values[layer][slots].float()
+
+    def state(self, kind: str, layer: int, blocks: torch.Tensor, position: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """A layer's state of a sequence before a position: float32 of `shape`, zeros before the first one."""
+        if position == 0:
+            return torch.zeros(shape)
+        return self.states[kind, layer, int(blocks[(position - 1) // self.block_size])]
+
+    def put_state(self, kind: str, layer: int, blocks: torch.Tensor, position: int, state: torch.Tensor) -> None:
+        """Stores the state behind the token at a position."""
+        self.states[kind, layer, int(blocks[position // self.block_size])] = state.clone()
 
 
 _active: ContextVar[ReferenceCache | None] = ContextVar("llmc_reference_cache", default=None)

@@ -56,6 +56,7 @@ def check_tables(tables: Tables) -> None:
     _check_adapters(tables)
     _check_stages(tables)
     _check_kv_layers(tables)
+    _check_state_layers(tables)
     _check_ranks(tables)
     _check_operands(tables)
     _check_commands(tables)
@@ -155,6 +156,15 @@ def _check_kv_layers(tables: Tables) -> None:
     for name in ("key_block_bytes", "value_block_bytes"):
         most, said = max(getattr(layer, name) for layer in layers), getattr(model, name)
         need(most == said, f"the model record has {name} {said}, its layers up to {most}")
+
+
+def _check_state_layers(tables: Tables) -> None:
+    """Layers with a state are some of the KV cache's, in their order."""
+    least, count = 0, tables.model.num_layers
+    for layer in tables.state_layers:
+        need(layer < count, f"graphs.bin says that layer {layer} of {count} has a state")
+        need(layer >= least, f"layers with a state do not ascend at layer {layer}")
+        least = layer + 1
 
 
 def _check_order_of_stages(tables: Tables, graph: Graph) -> None:

@@ -120,6 +120,7 @@ class _Reader:
             collectives=tuple(CollectiveRecord(*record) for record in self._records("collective")),
             stages=tuple(StageRecord(*record) for record in self._records("stage")),
             kv_layers=tuple(KvLayerRecord(*record) for record in self._records("kv_layer")),
+            state_layers=tuple(layer for (layer,) in self._records("state_layer")),
         )
 
     def _records(self, name: str) -> Iterator[tuple[int, ...]]:

@@ -12,7 +12,7 @@ import typer
 
 from llmc.buckets import BucketError, LadderVariables, Limits, parse_spec, read_environment
 from llmc.buckets.bucket import MAX_DIM, PROMPT_PHASES, REQUIRED_PHASES
-from llmc.buckets.ladder import DEFAULT_MAX_NUM_SEQS
+from llmc.buckets.ladder import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS
 from llmc.buckets.verify_buckets import MAX_GUESSES
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
@@ -124,7 +124,14 @@ class CompileOptions:
             "--expert-parallel", help="With --tensor-parallel: each rank holds whole experts, not parts of all."
         ),
     ] = False
-    block_size: Annotated[int, typer.Option(min=16, metavar="N", help="Tokens of a KV block, a multiple of 16.")] = 32
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            min=16,
+            metavar="N",
+            help="Tokens of a KV block, a multiple of 16; default: 32, or 128 to 1024 if layers have a state.",
+        ),
+    ] = None
     quant: Annotated[
         str | None,
         typer.Option(metavar="SCHEME", help=f"Quantize linear weights: {_SCHEMES} (a8: int8 activations)."),
@@ -165,7 +172,10 @@ class CompileOptions:
             buckets = _variables()
         # Without --max-num-seqs, the ladder of a SPEC determines it; `max` refers to the default ladder.
         limits = Limits(
-            self.max_num_seqs or DEFAULT_MAX_NUM_SEQS, self.max_model_len, self.block_size, self.max_num_batched_tokens
+            self.max_num_seqs or DEFAULT_MAX_NUM_SEQS,
+            self.max_model_len,
+            self.block_size or DEFAULT_BLOCK_SIZE,
+            self.max_num_batched_tokens,
         )
         if self.task not in TASKS:
             raise typer.BadParameter(f"--task {self.task!r} is unknown: use {', '.join(TASKS)}")

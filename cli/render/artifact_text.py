@@ -129,12 +129,13 @@ def artifact_text(tables: Tables, manifest: dict[str, Any], folder: Path | None 
     heads = (
         "KV heads that differ by layer" if tables.kv_layers else f"{model.num_kv_heads} KV heads of {model.head_dim}"
     )
+    states = f", {len(tables.state_layers)} of them with a state" if tables.state_layers else ""
     parts = [
         f"artifact format {data['format_version']}, fingerprint {data['fingerprint'] or 'unknown'}",
         f"target: {tables.target.name}, for devices of kind {tables.target.kind} with level {tables.target.level} or "
         f"more; activations and KV cache lie in {tables.target.layout}",
         *_here(tables, folder),
-        f"model: {layers} layers, {heads}, vocabulary "
+        f"model: {layers} layers{states}, {heads}, vocabulary "
         f"{model.vocab_size}, up to {model.max_model_len} tokens{_context(model.max_model_len, manifest)} and "
         f"{model.max_num_seqs} sequences",
         f"dtypes: activations {DTYPES[model.act_dtype]}, KV cache {model.kv.name}, blocks of {model.block_size} tokens",

@@ -11,6 +11,7 @@ from llmc.compiler.ops.attention import PAGED_ATTENTION
 from llmc.compiler.ops.choose import CHOOSE_EXPERTS
 from llmc.compiler.ops.collective import ALL_GATHER, ALL_REDUCE
 from llmc.compiler.ops.definition import OpDef, Template
+from llmc.compiler.ops.delta import DELTA_RULE, SHORT_CONV
 from llmc.compiler.ops.embedding import EMBEDDING, EMBEDDING_QUANT
 from llmc.compiler.ops.experts import EXPERTS
 from llmc.compiler.ops.gather import GATHER_ROWS
@@ -61,6 +62,8 @@ OPS: dict[str, OpDef] = {
         PACKED_HEAD_LINEAR,
         LATENT_KV_WRITE,
         LATENT_ATTENTION,
+        SHORT_CONV,
+        DELTA_RULE,
         ALL_REDUCE,
         ALL_GATHER,
     )

@@ -19,6 +19,7 @@ from llmc.compiler.graph.demands import collectives_of
 from llmc.compiler.kernel_spec import BUFFERS, KernelSpec
 from llmc.compiler.ops.adapters import spec_slot
 from llmc.compiler.ops.collective import record_of
+from llmc.compiler.ops.delta_sizes import state_block_bytes
 from llmc.compiler.store.graphs_writer import CommandRecord, FileSums, GraphRecord, write_graphs
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.compiler.store.weights import WeightLayout
@@ -45,6 +46,8 @@ _OPERAND_KINDS = {name: code for code, name in enumerate(OPERAND_KINDS)}
 def kv_block_bytes(spec: KernelSpec, pool: str, target: Target) -> int:
     """Bytes of one block of one layer's pool, as the kernel `spec` addresses it. pool: "k_pool" or "v_pool"."""
     params = spec.as_dict()
+    if nbytes := state_block_bytes(spec):
+        return nbytes
     keys, values = target.kv_block_bytes(
         int(params["num_kv_heads"]),
         int(params["head_dim"]),
@@ -129,6 +132,7 @@ def graphs_bin(
     files: FileSums,
     stages: Sequence[StageRecord] = (),
     kv_layers: Sequence[KvLayerRecord] = (),
+    state_layers: Sequence[int] = (),
 ) -> bytes:
     """The tables of FORMAT.md. weight_crcs: CRC-32 of every weight in `layout`, by name."""
     kernel_index = {spec: i for i, spec in enumerate(kernels)}
@@ -181,6 +185,7 @@ def graphs_bin(
         [record_of(spec) for spec in collectives],
         stages,
         kv_layers,
+        state_layers,
     )
 
 

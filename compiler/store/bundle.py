@@ -37,7 +37,7 @@ from llmc.compiler.store.bundle_archive import Archive, ArchiveError, opened
 from llmc.compiler.store.cache import key_of
 from llmc.compiler.store.described import Described, described, read_described, weight_parts
 from llmc.compiler.store.graphs_patch import GraphsPatch, GraphsPatchError
-from llmc.compiler.store.graphs_writer import GraphsWriteError, pack_kv_layers, pack_model
+from llmc.compiler.store.graphs_writer import GraphsWriteError, pack_kv_layers, pack_model, pack_state_layers
 from llmc.compiler.store.output import is_artifact
 from llmc.compiler.store.weights import plan_weights
 from llmc.compiler.weight_request import WeightRequest
@@ -272,6 +272,7 @@ def tables_of(bundle: Bundle, variant: Variant) -> GraphsPatch:
         resolved = variant.resolved
         same = patch.model == pack_model(resolved.model_record())
         same = same and patch.kv_layers == pack_kv_layers(resolved.kv_layer_records())
+        same = same and patch.state_layers == pack_state_layers(resolved.state_layers())
     except (GraphsPatchError, GraphsWriteError) as error:
         raise BundleError(f"graphs.bin of {bundle.path} cannot be read: {error}; create the bundle again") from None
     if not same:

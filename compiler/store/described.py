@@ -29,6 +29,7 @@ from llmc.graphs_format import (
     VERSION_OF_KV_LAYERS,
     VERSION_OF_RANKS,
     VERSION_OF_STAGES,
+    VERSION_OF_STATE_LAYERS,
     VERSION_OF_TOTALS,
     VERSION_WITHOUT_ADAPTERS,
 )
@@ -82,6 +83,8 @@ def settings(resolved: Resolved) -> dict[str, object]:
 
 def version_with(buckets: Iterable[Bucket], resolved: Resolved) -> int:
     """The lowest version of FORMAT.md that supports an artifact with these buckets."""
+    if resolved.state_layers():
+        return VERSION_OF_STATE_LAYERS
     if layers_differ(resolved.kv_layer_records()):
         return VERSION_OF_KV_LAYERS
     if resolved.stage_layers:

@@ -11,7 +11,7 @@ from llmc.graphs_format import MAGIC, SECTIONS, VERSIONS, layout, tables_crc32
 from llmc.graphs_records import ModelRecord
 
 _HEADER, _SECTION, _MODEL_RECORD, _WEIGHT = map(layout, ("header", "section", "model", "weight"))
-_KV_LAYER = layout("kv_layer")
+_KV_LAYER, _STATE_LAYER = map(layout, ("kv_layer", "state_layer"))
 _STRINGS, _MODEL, _WEIGHTS = SECTIONS["strings"], SECTIONS["model"], SECTIONS["weight"]
 _RECORD_BYTES = {_STRINGS: 1, _MODEL: _MODEL_RECORD.size, _WEIGHTS: _WEIGHT.size}
 _CRC32, _WEIGHTS_BYTES, _WEIGHTS_CRC32 = 5, 6, 7  # indices of header values
@@ -66,8 +66,12 @@ class GraphsPatch:
     @property
     def kv_layers(self) -> bytes:
         """The records of layers of the KV cache, as `pack_kv_layers` writes them."""
-        offset, count = self._sections.get(SECTIONS["kv_layer"], (0, 0))
-        return bytes(self._data[offset : offset + count * _KV_LAYER.size])
+        return self._records("kv_layer", _KV_LAYER)
+
+    @property
+    def state_layers(self) -> bytes:
+        """The records of layers with a state, as `pack_state_layers` writes them."""
+        return self._records("state_layer", _STATE_LAYER)
 
     @property
     def weights_sums(self) -> tuple[int, int]:
@@ -86,6 +90,11 @@ class GraphsPatch:
         self._header[_CRC32] = tables_crc32(self._data)
         _HEADER.pack_into(self._data, 0, *self._header)
         return bytes(self._data)
+
+    def _records(self, name: str, record: struct.Struct) -> bytes:
+        """A section's records; none if it is not there."""
+        offset, count = self._sections.get(SECTIONS[name], (0, 0))
+        return bytes(self._data[offset : offset + count * record.size])
 
     def _weight(self, index: int) -> StoredWeight:
         fields = _WEIGHT.unpack_from(self._data, self._sections[_WEIGHTS][0] + index * _WEIGHT.size)

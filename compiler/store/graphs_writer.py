@@ -21,6 +21,7 @@ from llmc.graphs_format import (
     VERSION_OF_KV_LAYERS,
     VERSION_OF_RANKS,
     VERSION_OF_STAGES,
+    VERSION_OF_STATE_LAYERS,
     VERSION_OF_TOTALS,
     VERSION_WITHOUT_ADAPTERS,
     layout,
@@ -43,7 +44,8 @@ from llmc.graphs_records import (
 
 _HEADER, _SECTION, _MODEL, _KERNEL, _WEIGHT = map(layout, ("header", "section", "model", "kernel", "weight"))
 _GRAPH, _COMMAND, _OPERAND, _TARGET, _CODE = map(layout, ("graph", "command", "operand", "target", "code"))
-_ADAPTER, _COLLECTIVE, _STAGE, _KV_LAYER = map(layout, ("adapter", "collective", "stage", "kv_layer"))
+_ADAPTER, _COLLECTIVE, _STAGE = map(layout, ("adapter", "collective", "stage"))
+_KV_LAYER, _STATE_LAYER = map(layout, ("kv_layer", "state_layer"))
 
 
 class GraphsWriteError(ValueError):
@@ -149,6 +151,11 @@ def pack_kv_layers(layers: Sequence[KvLayerRecord]) -> bytes:
     return b"".join(packed) if layers_differ(layers) else b""
 
 
+def pack_state_layers(layers: Sequence[int]) -> bytes:
+    """The bytes of the layers with a state. Raises GraphsWriteError."""
+    return b"".join(_pack(_STATE_LAYER, "a layer with a state", layer) for layer in layers)
+
+
 def _target(target: TargetRecord, strings: _Strings) -> bytes:
     texts = [n for text in (target.kind, target.name, target.layout) for n in strings.add(text)]
     return _pack(_TARGET, f"target {target.name!r}", *texts, target.level)
@@ -217,11 +224,12 @@ def write_graphs(
     collectives: Sequence[CollectiveRecord] = (),
     stages: Sequence[StageRecord] = (),
     kv_layers: Sequence[KvLayerRecord] = (),
+    state_layers: Sequence[int] = (),
 ) -> bytes:
     """The bytes of graphs.bin; equal command lists, operand lists and strings are stored once.
 
-    weights: in file order. kv_layers: all, or none if they do not differ. Raises GraphsWriteError for a value outside
-    its field's range.
+    weights: in file order. kv_layers: all, or none if they do not differ. state_layers: those that hold a state, in
+    order. Raises GraphsWriteError for a value outside its field's range.
     """
     strings, operands, commands = _Strings(), _Runs(), _Runs()
     kernel_data = b"".join(_kernel(k, len(files.code), strings) for k in kernels)
@@ -257,6 +265,7 @@ def write_graphs(
     version = VERSION_OF_TOTALS if model.states_width or any(g.max_blocks for g in graphs) else version
     version = VERSION_OF_STAGES if stages else version
     version = VERSION_OF_KV_LAYERS if layers_differ(kv_layers) else version
+    version = VERSION_OF_STATE_LAYERS if state_layers else version
     if version >= VERSION_OF_ADAPTERS:
         sections += (("adapter", _ADAPTER.size, len(adapters), b"".join(map(_adapter, adapters))),)
     if version >= VERSION_OF_RANKS:
@@ -265,7 +274,10 @@ def write_graphs(
         packed = [_pack(_STAGE, "a stage", stage.first_layer, stage.num_layers) for stage in stages]
         sections += (("stage", _STAGE.size, len(stages), b"".join(packed)),)
     if version >= VERSION_OF_KV_LAYERS:
-        sections += (("kv_layer", _KV_LAYER.size, len(kv_layers), pack_kv_layers(kv_layers)),)
+        packed_layers = pack_kv_layers(kv_layers)
+        sections += (("kv_layer", _KV_LAYER.size, len(packed_layers) // _KV_LAYER.size, packed_layers),)
+    if version >= VERSION_OF_STATE_LAYERS:
+        sections += (("state_layer", _STATE_LAYER.size, len(state_layers), pack_state_layers(state_layers)),)
     table, body = bytearray(), bytearray()
     start = _HEADER.size + _SECTION.size * len(sections)
     for name, record_bytes, count, records in sections:

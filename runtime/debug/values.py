@@ -120,6 +120,10 @@ def written_values(op: str, parameters: str, graph: Graph) -> list[ValueLayout]:
             return [ValueLayout(-1, False, (p["num_heads"] * p["rotary_dim"],), "f32")]
         case "latent_attention":
             return [] if p["segments"] else [ValueLayout(-1, False, (p["num_heads"] * p["rank"],), "f32")]
+        case "short_conv":
+            return [ValueLayout(-1, False, (p["channels"],), "f32")]
+        case "delta_rule":
+            return [ValueLayout(-1, False, (p["heads"] * p["value_dim"],), "f32")]
         case "rope_kv_write":
             return [ValueLayout(-1, False, (p["num_heads"] * p["head_dim"],), "f32")]
         case "paged_attention":

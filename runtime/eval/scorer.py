@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from llmc.runtime.binding import Artifact, GraphInfo, Replayer
 from llmc.runtime.eval.softmax import log_softmax
+from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.request_error import RequestError
 
 
@@ -35,6 +36,8 @@ class Scorer:
         except BaseException:
             self._artifact.close()
             raise
+        # A block with states has the one behind its last token, so only whole blocks are reused.
+        self._reused = self._block_size if read_graphs(path).state_layers else 1
         self._cached: list[int] = []
 
     def score(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
@@ -50,7 +53,7 @@ class Scorer:
         if not continuation:
             return 0.0, True
         scored = len(context) - 1
-        done = _common(self._cached, tokens, scored)
+        done = _common(self._cached, tokens, scored) // self._reused * self._reused
         self._cached = []  # until the whole sequence is cached
         while done < scored:
             done += self._chunk(tokens[:scored], done, False)[0]

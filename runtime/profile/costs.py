@@ -79,13 +79,14 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     model, family = tables.model, FAMILIES[command.family]
     num_samples = len(step.sequences)
     rows = num_samples if params.get("rows") == _ON_SAMPLES else step.num_tokens
-    weights = activations = written = token_bytes = 0
+    weights = activations = written = token_bytes = block_bytes = 0
     operands = tables.operands_of(command)
     for position, operand in enumerate(operands):
         kind, moved = OPERAND_KINDS[operand.kind], 0
         if kind == "weight":
             weights += operand.bytes
         elif kind in ("k_pool", "v_pool"):
+            block_bytes += operand.bytes
             token_bytes += operand.bytes // model.block_size
         elif kind == "arena" or kind == "states":
             moved = operand.bytes * min(step.num_tokens, graph.max_tokens) // graph.max_tokens
@@ -117,7 +118,26 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         head_dim = int(params.get("head_dim", model.head_dim))
         both = head_dim + int(params.get("rank", head_dim))
         flops = 2 * int(params.get("num_heads", 0)) * both * visible_keys(step, window, chunk)
+    elif block_bytes and ("taps" in params or "key_dim" in params):
+        # A state: it is read at the first token of a sequence, and written behind the last one and where blocks end.
+        writes = block_bytes * sum(state_writes(start, count, model.block_size) for start, count in step.sequences)
+        kv, written = writes + block_bytes * sum(start > 0 for start, _ in step.sequences), written + writes
+        flops = step.num_tokens * _flops_of_token(params)
     return Cost(weights + kv, weights + kv + activations, flops, written)
+
+
+def state_writes(start: int, count: int, block_size: int) -> int:
+    """How often a step writes the state of a sequence."""
+    end = start + count
+    return end // block_size - start // block_size + bool(end % block_size)
+
+
+def _flops_of_token(params: Params) -> int:
+    """Of a kernel of layers with a state."""
+    if taps := int(params.get("taps", 0)):
+        return 2 * taps * int(params["channels"])
+    # Decay, what a key finds, the change, and what a query finds.
+    return 7 * int(params["heads"]) * int(params["key_dim"]) * int(params["value_dim"])
 
 
 def arithmetic(family: str, params: Params, target: TargetRecord) -> str:

@@ -20,10 +20,16 @@ ITEMS = 64
 LINEAR_ROWS = 4
 """Rows per tile of a linear layer."""
 EXPERT_ORDER = "expert_order"
+Params = dict[str, Param]
 _MOST_RUNS = 4  # that a tile of tokens has groups for; they take turns beyond it
 _FIXED, _TOKENS, _SAMPLES = 0, 1, 2
 _NUM_SAMPLES = 2  # number of the scalar that counts samples
 _ON_SAMPLES = frozenset({"gather_rows", "pool_rows"})
+# Ops whose units are parts of sequences, of which a step has about as many as samples.
+_OF_SEQUENCES: dict[str, Callable[[Params], int]] = {
+    "short_conv": lambda p: int(p["channels"]),
+    "delta_rule": lambda p: int(p["heads"]) * int(p["value_dim"]),
+}
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,6 @@ class Launch:
 
     def facts(self) -> tuple[int, ...]:
         return self.items, self.rows, self.groups, self.tile_rows, *self.stage
-
-
-Params = dict[str, Param]
 
 
 def _tiles(p: Params) -> int:
@@ -127,6 +130,8 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
         return Launch(rows, groups, tile_rows, items=tensors.ITEMS)
     if tensor_cores and spec.op == EXPERT_ORDER:
         return Launch(_FIXED, int(p["experts"]))
+    if spec.op in _OF_SEQUENCES:
+        return Launch(_SAMPLES, -(-_OF_SEQUENCES[spec.op](p) // ITEMS))
     if spec.op in _LINEARS:
         return Launch(rows, _tiles(p), LINEAR_ROWS)
     if spec.op in _BY_COLUMNS:

@@ -29,10 +29,11 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 10;
+constexpr uint32_t kVersion = 11;
 constexpr uint32_t kFirstVersion = 5;
-constexpr uint32_t kNumKinds = 13;
+constexpr uint32_t kNumKinds = 14;
 constexpr uint32_t kAdapterKind = 10, kCollectiveKind = 11, kStageKind = 12, kKvLayerKind = 13;
+constexpr uint32_t kStateLayerKind = 14;
 constexpr uint32_t kMaxSections = 1024;
 constexpr struct {
   const char* name;
@@ -53,6 +54,7 @@ constexpr struct {
     {"collectives", sizeof(CollectiveRecord), 7},
     {"stages", sizeof(StageRecord), 9},
     {"kv_layers", sizeof(KvLayerRecord), 10},
+    {"state_layers", sizeof(StateLayerRecord), 11},
 };
 
 // CRC-32 of the whole file except the field itself.
@@ -124,6 +126,7 @@ Status Artifact::Open(const std::string& directory, std::shared_ptr<const Artifa
   LLMC_RETURN_IF_ERROR(artifact->CheckModel());
   LLMC_RETURN_IF_ERROR(artifact->CheckStages());
   LLMC_RETURN_IF_ERROR(artifact->CheckKvLayers());
+  LLMC_RETURN_IF_ERROR(artifact->CheckStateLayers());
   LLMC_RETURN_IF_ERROR(artifact->CheckCode());
   LLMC_RETURN_IF_ERROR(artifact->CheckKernels());
   LLMC_RETURN_IF_ERROR(MappedFile::Open(directory + "/weights.safetensors", &artifact->weight_file_));
@@ -216,6 +219,7 @@ Status Artifact::ReadTables(const MappedFile& file) {
   collectives_ = ReadSection<CollectiveRecord>(data, known[kCollectiveKind]);
   stages_ = ReadSection<StageRecord>(data, known[kStageKind]);
   kv_layers_ = ReadSection<KvLayerRecord>(data, known[kKvLayerKind]);
+  state_layers_ = ReadSection<StateLayerRecord>(data, known[kStateLayerKind]);
   return Status::Ok();
 }
 

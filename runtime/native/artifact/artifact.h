@@ -99,10 +99,14 @@ struct StageRecord {
 struct KvLayerRecord {
   uint64_t key_block_bytes, value_block_bytes;  // of one KV block of the layer
 };
+struct StateLayerRecord {
+  uint32_t layer, reserved;  // a layer of the KV cache that holds a state
+};
 static_assert(sizeof(ModelRecord) == 128 && sizeof(KernelRecord) == 48 && sizeof(WeightRecord) == 80 &&
                   sizeof(GraphRecord) == 64 && sizeof(CommandRecord) == 24 && sizeof(OperandRecord) == 24 &&
                   sizeof(TargetRecord) == 32 && sizeof(CodeRecord) == 24 && sizeof(AdapterRecord) == 64 &&
-                  sizeof(CollectiveRecord) == 32 && sizeof(StageRecord) == 8 && sizeof(KvLayerRecord) == 16,
+                  sizeof(CollectiveRecord) == 32 && sizeof(StageRecord) == 8 && sizeof(KvLayerRecord) == 16 &&
+                  sizeof(StateLayerRecord) == 8,
               "records have the sizes of FORMAT.md");
 
 // Record of a tile in input kAdapterTiles, after the number of tiles: the slot of its adapter, its number of rows, the
@@ -169,6 +173,8 @@ class Artifact {
   KvLayerRecord kv_layer(uint32_t layer) const {
     return kv_layers_.empty() ? KvLayerRecord{model_.key_block_bytes, model_.value_block_bytes} : kv_layers_[layer];
   }
+  // Layers of the KV cache whose blocks hold a state in place of keys and values, ascending.
+  const std::vector<StateLayerRecord>& state_layers() const { return state_layers_; }
   uint64_t key_block_bytes(uint32_t layer) const { return kv_layer(layer).key_block_bytes; }
   uint64_t value_block_bytes(uint32_t layer) const { return kv_layer(layer).value_block_bytes; }
   // Which named weights a stage's commands read.
@@ -220,6 +226,7 @@ class Artifact {
   Status CheckAdapters();
   Status CheckStages() const;
   Status CheckKvLayers();
+  Status CheckStateLayers();
   Status CheckRanks() const;
   Status CheckCollective(const GraphRecord& graph, uint32_t index, const CollectiveRecord& collective) const;
   Status CheckOrderOfStages(const GraphRecord& graph, const std::string& name) const;
@@ -248,6 +255,7 @@ class Artifact {
   std::vector<CollectiveRecord> collectives_;
   std::vector<StageRecord> stages_;
   std::vector<KvLayerRecord> kv_layers_;  // empty: all layers are as the model record says
+  std::vector<StateLayerRecord> state_layers_;
   ModelShape shape_{};
   // Kept open: devices load the very files that were checked, even if the paths have been replaced since.
   std::vector<MappedFile> code_files_;

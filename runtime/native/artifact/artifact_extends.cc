@@ -52,6 +52,9 @@ Status Artifact::CheckExtends(const Artifact& older) const {
   if (kv_layers_.size() != older.kv_layers_.size() || !BeginsWith(kv_layers_, older.kv_layers_)) {
     return differ("layers of the KV cache");
   }
+  if (state_layers_.size() != older.state_layers_.size() || !BeginsWith(state_layers_, older.state_layers_)) {
+    return differ("layers with a state");
+  }
   if (collectives_.size() < older.collectives_.size() || !BeginsWith(collectives_, older.collectives_)) {
     return differ("collectives");
   }

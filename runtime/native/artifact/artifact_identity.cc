@@ -40,6 +40,7 @@ uint64_t Artifact::KvIdentity() const {
     digest.Add(layer.key_block_bytes);
     digest.Add(layer.value_block_bytes);
   }
+  for (const StateLayerRecord& one : state_layers_) digest.Add(one.layer);
   for (const WeightRecord& weight : weights_) {
     digest.Add(strings_.substr(weight.name_offset, weight.name_length));
     digest.Add(strings_.substr(weight.layout_offset, weight.layout_length));

@@ -1,4 +1,4 @@
-// Checks the layers of the KV cache, whose KV blocks may have sizes of their own.
+// Checks the layers of the KV cache, whose KV blocks may have sizes of their own, and may hold a state.
 #include <algorithm>
 #include <cstddef>
 #include <string>
@@ -40,6 +40,23 @@ Status Artifact::CheckKvLayers() {
     }
     shape_.kv_block_bytes = std::max(shape_.kv_block_bytes, bytes);
   }
+  return Status::Ok();
+}
+
+// Call after CheckModel.
+Status Artifact::CheckStateLayers() {
+  uint32_t least = 0;
+  for (const StateLayerRecord& one : state_layers_) {
+    if (one.layer >= static_cast<uint32_t>(model_.num_layers)) {
+      return Corrupt("graphs.bin",
+                     "it says that layer " + Str(one.layer) + " of " + Str(model_.num_layers) + " has a state");
+    }
+    if (one.layer < least) {
+      return Corrupt("graphs.bin", "layers with a state do not ascend at layer " + Str(one.layer));
+    }
+    least = one.layer + 1;
+  }
+  shape_.recurrent = !state_layers_.empty();
   return Status::Ok();
 }
 

@@ -35,6 +35,10 @@ struct ModelShape {
   int32_t states_width = 0;  // floats of the hidden state that graphs output per row; 0: none
   bool takes_states = false;  // graphs also take a hidden state per row
 
+  // Some layers have a state in place of keys and values. A KV block then holds the one behind the last token that was
+  // computed in it. So a token must not be computed twice, nor taken back, unless its block is begun anew.
+  bool recurrent = false;
+
   int32_t kv_dtype = 0;
   uint64_t kv_identity = 0;  // of weights, target and runtime, see Artifact::KvIdentity
 

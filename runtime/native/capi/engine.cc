@@ -110,6 +110,7 @@ llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options
                        ? "draft is given but speculate_tokens is 0; say how many guesses it makes, or leave it out."
                        : "A simulated engine has no draft; leave it out.");
   }
+  LLMC_RETURN_IF_ERROR(Engine::CheckGuesses(model, o.speculate_tokens));
   uint32_t num_blocks = 0;
   LLMC_RETURN_IF_ERROR(PoolBlocks(model, o, &num_blocks));
   std::unique_ptr<Device> device, draft;

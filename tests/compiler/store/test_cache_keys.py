@@ -189,12 +189,12 @@ def test_a_changed_template_changes_its_kernels_only(
     after = {w.name: w for w in wanted(config)}
     changed = {name for name, key in before.items() if after[name].key != key}
     assert changed == {name for name, w in after.items() if w.components.get("op") == op}
-    # This model has every op but the generic ones, those of quantized weights, of latent attention, of split contexts,
-    # of adapters and of experts.
+    # This model has every op but the generic ones, those of quantized weights, of latent attention, of states, of split
+    # contexts, of adapters and of experts.
     quantized = ("embedding_quant", "linear_quant", "quantize_rows", "permute_columns")
     latent = ("head_linear", "latent_attention", "latent_kv_write", "packed_head_linear")
     adapters = ("adapter_shrink", "adapter_expand", "adapter_samples", "adapter_pairs", "adapter_pick", "activate")
-    others = ("fused", *quantized, *latent, *adapters, "merge_attention")
+    others = ("fused", *quantized, *latent, "short_conv", "delta_rule", *adapters, "merge_attention")
     assert bool(changed) == (op not in others and not op.startswith("expert_"))
 
 

@@ -38,6 +38,8 @@ TEMPLATE_FILES: dict[str, str] = {
     "head_linear": "head_linear",
     "packed_head_linear": "head_linear",
     "gather_rows": "gather",
+    "short_conv": "short_conv",
+    "delta_rule": "delta_rule",
     "expert_order": "expert_order",
     "expert_gather": "expert_gather",
     "expert_linear": "expert_linear",

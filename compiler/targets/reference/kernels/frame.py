@@ -16,7 +16,7 @@ from llmc.compiler.dtypes import BF16, F16, FLOATS, HALVES
 
 Expr = Any
 _UNBOUNDED = 1 << 30  # buffer sizes are unknown to a kernel, and nothing is derived from this
-NUM_TOKENS, BLOCK_TABLE_STRIDE = 0, 3
+NUM_TOKENS, NUM_SEQS, BLOCK_TABLE_STRIDE = 0, 1, 3
 TIR_DTYPE = {
     "f32": "float32", **dict.fromkeys(HALVES, "uint16"), "i8": "int32", "i32": "int32", "u8": "uint8", "bool": "uint8",
     "f64": "float64",

@@ -16,6 +16,7 @@ from llmc.compiler.targets.reference.kernels.adapters import (
     adapter_shrink,
 )
 from llmc.compiler.targets.reference.kernels.attention import paged_attention, rope_kv_write
+from llmc.compiler.targets.reference.kernels.delta import delta_rule, short_conv
 from llmc.compiler.targets.reference.kernels.embedding import embedding, embedding_quant
 from llmc.compiler.targets.reference.kernels.experts import (
     expert_activate,
@@ -54,6 +55,8 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "paged_attention": paged_attention,
     "latent_kv_write": latent_kv_write,
     "latent_attention": latent_attention,
+    "short_conv": short_conv,
+    "delta_rule": delta_rule,
     "head_linear": head_linear,
     "packed_head_linear": head_linear,
     "gather_rows": gather_rows,

@@ -228,7 +228,7 @@ void TestDamage(const Tables& good) {
   corrupt(0, 'X');
   fails(8, uint32_t{3}, LLMC_ERR_VERSION);
   fails(8, uint32_t{4}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{11}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{12}, LLMC_ERR_VERSION);
   corrupt(8, uint32_t{6});  // no section of adapters
   corrupt(8, uint32_t{7});
   corrupt(8, uint32_t{8});
@@ -415,6 +415,48 @@ void TestDamagedKvLayers(const Tables& good) {
   CHECK(Open(&message) == LLMC_OK);
 }
 
+// Layers of the KV cache that have a state.
+void TestDamagedStateLayers(const Tables& good) {
+  std::string message;
+  const auto corrupt = [&](size_t at, auto value, const char* what) {
+    Bytes bytes = good.file;
+    Put(&bytes, at, value);
+    FixCrc(&bytes);
+    Write("graphs.bin", bytes);
+    const bool said = Open(&message) == LLMC_ERR_CORRUPT && message.find(what) != std::string::npos;
+    if (!said) std::fprintf(stderr, "byte %zu: '%s', not '%s'\n", at, message.c_str(), what);
+    CHECK(said);
+  };
+  const size_t layers = good.offset[14], section = 64 + 13 * 24;
+  corrupt(8, uint32_t{10}, "section of state_layers, which version 10 has not");
+  corrupt(section, uint32_t{99}, "no section of state_layers");
+  corrupt(section + 4, uint32_t{4}, "records of section state_layers have 4 bytes");
+  corrupt(section + 16, uint64_t{4}, "outside the file's");
+  corrupt(layers + 8, uint32_t{3}, "layer 3 of 3 has a state");
+  corrupt(layers + 8, ~uint32_t{0}, "layer 4294967295 of 3 has a state");
+  corrupt(layers + 8, uint32_t{1}, "layers with a state do not ascend at layer 1");
+  corrupt(layers + 8, uint32_t{0}, "layers with a state do not ascend at layer 0");
+  Write("graphs.bin", good.file);
+  std::shared_ptr<const llmc::Artifact> artifact, other;
+  CHECK(llmc::Artifact::Open(g_dir, &artifact).ok() && artifact->CheckExtends(*artifact).ok());
+  CHECK(artifact->shape().recurrent && artifact->state_layers().size() == 2 && artifact->state_layers()[1].layer == 2);
+  Bytes bytes = good.file;
+  Put(&bytes, layers, uint32_t{0});
+  FixCrc(&bytes);
+  Write("graphs.bin", bytes);
+  CHECK(llmc::Artifact::Open(g_dir, &other).ok() && other->KvIdentity() != artifact->KvIdentity());
+  const llmc::Status extends = other->CheckExtends(*artifact);
+  CHECK(!extends.ok() && extends.message.find("other layers with a state") != std::string::npos);
+  // None of them.
+  bytes = good.file;
+  Put(&bytes, section + 16, uint64_t{0});
+  FixCrc(&bytes);
+  Write("graphs.bin", bytes);
+  CHECK(llmc::Artifact::Open(g_dir, &other).ok() && !other->shape().recurrent);
+  Write("graphs.bin", good.file);
+  CHECK(Open(&message) == LLMC_OK);
+}
+
 // A new file: the loader must never see a library change that it has mapped.
 void Replace(const std::string& name, const Bytes& bytes) {
   CHECK(::unlink((g_dir + "/" + name).c_str()) == 0);
@@ -568,6 +610,11 @@ int main() {
   TestReplay(2, 2048);
   TestDamagedKvLayers(uneven);
   Fuzz(uneven, 3000);
+  RemoveArtifact();
+  const Tables stateful = MakeArtifact(8, 0, 1, true);
+  TestReplay(2, 2048);
+  TestDamagedStateLayers(stateful);
+  Fuzz(stateful, 3000);
   RemoveArtifact();
   return llmc_test::Finish("artifact_test");
 }

@@ -339,6 +339,27 @@ void TestLost() {
   CHECK_EQ(engine->Stats().num_thrown_rows, 0u);
 }
 
+// A step that may be lost would fold tokens into a state twice: it is prepared instead.
+void TestStatesAreNotChained() {
+  Ordered* device;
+  ModelShape shape = Usual();
+  shape.recurrent = true;
+  auto engine = MakeOrdered(&device, 65, {}, shape);
+  device->never_refuses = true;
+  device->loses = 1;
+  const std::vector<Job> jobs = SubmitAll(engine.get(), {{5, 4}, {6, 3}});
+  Outputs outputs;
+  for (const std::string wanted : {"EWE", "EWEWE", "EWEWEWE", "EWEWEWEW"}) {
+    StepOnce(engine.get());
+    CHECK(device->said == wanted);
+  }
+  RunAll(engine.get(), &outputs);
+  CompareAll(jobs, &outputs);
+  CHECK_EQ(engine->Stats().num_ahead_steps, 3u);
+  CHECK_EQ(device->chained_steps, 0u);
+  CHECK(device->states_read > 0);
+}
+
 // A step whose sequences all stop is in vain. It holds their blocks until it has ended, and nothing is told of it.
 void TestChainedInVain() {
   Ordered* device;
@@ -403,6 +424,7 @@ int main() {
   NullDevice::draws = NullDevice::chains = true;
   TestChained();
   TestLost();
+  TestStatesAreNotChained();
   TestChainedInVain();
   TestDisturbedChain();
   TestFailures();

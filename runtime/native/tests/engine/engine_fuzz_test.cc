@@ -1,6 +1,6 @@
 // Random models, pools, options and requests, one thread, integrity checked after every step: whatever the batching,
 // chunking, prefix hits, preemptions and waits for masks, each request's output equals that of a generator that knows
-// nothing of any of these.
+// nothing of any of these. Of recurrent models, each step finds the state that its first tokens continue from.
 #include <random>
 
 #include "core/clock.h"
@@ -16,13 +16,17 @@ uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses
          total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0, total_loads = 0, total_ahead = 0,
          total_thrown = 0, total_chained = 0, total_lost = 0, total_disjoint = 0, total_failed_steps = 0,
          total_failed = 0;
+// Of recurrent models.
+uint64_t states_read = 0, states_copied = 0, states_saved = 0, states_loaded = 0, states_cached = 0, states_ahead = 0,
+         states_thrown = 0, states_disjoint = 0, states_failed = 0;
 
-void Property(uint32_t seed) {
+void Property(uint32_t seed, bool recurrent) {
   std::mt19937 rng(seed);
   auto pick = [&](uint32_t low, uint32_t high) { return low + static_cast<uint32_t>(rng() % (high - low + 1)); };
   const uint32_t bs = pick(1, 6), max_len = pick(12, 60), max_seqs = pick(1, 8);
   const uint32_t all_blocks = (max_len + bs - 1) / bs;
   ModelShape shape = Shape(static_cast<int32_t>(bs), static_cast<int32_t>(max_len), static_cast<int32_t>(max_seqs));
+  shape.recurrent = recurrent;
   const uint32_t largest = pick(1, max_len + 10);
   for (uint32_t t = 1; t < largest; t += pick(1, 16))
     AddGraph(&shape, Phase::kPrefill, t, pick(1, 4), pick(1, all_blocks));
@@ -46,6 +50,7 @@ void Property(uint32_t seed) {
   if (pick(0, 3) == 0) options.miss_policy = MissPolicy::kSplit;
   if (pick(0, 1)) options.priority_patience = pick(1, 20);
   options.speculate_tokens = pick(0, 1) ? 0 : pick(1, 9);
+  if (recurrent) options.speculate_tokens = 0;
   options.speculate_always = pick(0, 3) != 0;
   options.swap_always = pick(0, 1) != 0;
   if (pick(0, 1) != 0) options.swap_bytes = shape.kv_block_bytes * pick(1, 2 * blocks);
@@ -221,6 +226,18 @@ void Property(uint32_t seed) {
   total_chained += device->chained_steps;
   total_lost += device->lost_steps;
   total_decode_chunks += device->decode_chunks;
+  if (recurrent) {
+    CHECK_EQ(device->chained_steps, 0u);
+    states_read += device->states_read;
+    states_copied += device->copies;
+    states_saved += device->saves;
+    states_loaded += device->loads;
+    states_cached += s.cached_tokens;
+    states_ahead += s.num_ahead_steps;
+    states_thrown += s.num_thrown_rows;
+    states_disjoint += device->most_queued > 1;
+    states_failed += failed_steps;
+  }
   uint64_t misses = 0;
   for (const llmc_bucket_miss& miss : engine->BucketMisses()) misses += miss.count;
   CHECK(misses == s.num_bucket_misses || engine->BucketMisses().size() == LLMC_MAX_BUCKET_MISSES);
@@ -230,9 +247,11 @@ void Property(uint32_t seed) {
 
 int main() {
   for (uint32_t seed = 0; seed < 600; ++seed) {
-    const int before = Failures();
-    Property(seed);
-    if (Failures() != before) std::fprintf(stderr, "  seed %u\n", seed);
+    for (const bool recurrent : {false, true}) {
+      const int before = Failures();
+      Property(seed, recurrent);
+      if (Failures() != before) std::fprintf(stderr, "  seed %u%s\n", seed, recurrent ? ", recurrent" : "");
+    }
   }
   // The test must have reached what it is for.
   for (uint64_t total :
@@ -241,7 +260,9 @@ int main() {
         total_mixed_hits,   total_parked,  total_evictions, total_promotions,    total_beams,
         total_best_of,      total_drafted, total_accepted,  total_drafts,        total_loads,
         total_ahead,        total_thrown,  total_chained,   total_lost,          total_disjoint,
-        total_failed_steps, total_failed}) {
+        total_failed_steps, total_failed,  states_read,     states_copied,       states_saved,
+        states_loaded,      states_cached, states_ahead,    states_thrown,       states_disjoint,
+        states_failed}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

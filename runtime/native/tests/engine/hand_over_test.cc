@@ -11,10 +11,12 @@ using namespace llmc_test;
 namespace {
 
 constexpr uint32_t kBlock = 4;
+bool recurrent = false;
 
 ModelShape HandedShape() {
   ModelShape shape = Usual();
-  shape.kv_block_bytes = kBlock * sizeof(uint64_t);
+  shape.recurrent = recurrent;
+  shape.kv_block_bytes = kBlock * sizeof(uint64_t) + (recurrent ? sizeof(NullDevice::State) : 0);
   shape.kv_identity = 77;
   return shape;
 }
@@ -279,11 +281,14 @@ void TestDamage() {
 }  // namespace
 
 int main() {
-  TestSameTokens();
-  TestInParts();
-  TestWhileComputing();
-  TestEvictedBetweenParts();
-  TestNoRoom();
+  for (recurrent = true;; recurrent = false) {
+    TestSameTokens();
+    TestInParts();
+    TestWhileComputing();
+    TestEvictedBetweenParts();
+    TestNoRoom();
+    if (!recurrent) break;
+  }
   TestRefusals();
   TestDamage();
   return Finish("hand_over_test");

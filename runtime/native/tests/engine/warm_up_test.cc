@@ -39,6 +39,29 @@ void TestLoads() {
   CHECK_EQ(engine->Stats().num_steps, 0u);
 }
 
+// A warm-up beside requests leaves their states alone.
+void TestStatesStay() {
+  NullDevice* device;
+  ModelShape m = Usual();
+  m.recurrent = true;
+  auto engine = Make(m, 65, {}, &device);
+  std::vector<Job> jobs;
+  for (uint32_t length : {3u, 9u, 17u, 30u}) jobs.push_back(Simple(length, 20));
+  for (Job& job : jobs) CHECK_OK(Submit(engine.get(), &job));
+  Outputs outputs;
+  uint32_t graph = 0;
+  for (bool progressed = true; progressed; graph = (graph + 1) % 6) {
+    CHECK_OK(engine->Step(&progressed));
+    CHECK_OK(engine->WarmGraph(graph, {}, nullptr));
+    const uint32_t each = graph < 2 ? 2 : 1;
+    for (uint32_t context : {each, each + 3, each + 4, 62u})
+      CHECK_OK(engine->WarmGraph(graph, {1, each, context}, nullptr));
+    Drain(engine.get(), &outputs);
+  }
+  CHECK(device->dummy_seqs > 100 && device->states_read > 60);
+  for (const Job& job : jobs) Compare(outputs[{job.id, 0}], Reference(job, 0, 64));
+}
+
 // Graphs come and go between steps, the largest of each phase stays: no miss, and the same answers.
 void TestAnyGraphsSameAnswers(uint32_t seed) {
   std::mt19937 rng(seed);
@@ -90,6 +113,7 @@ void TestWithoutGraphsItMisses() {
 
 int main() {
   TestLoads();
+  TestStatesStay();
   for (uint32_t seed = 0; seed < 200; ++seed) TestAnyGraphsSameAnswers(seed);
   TestWithoutGraphsItMisses();
   return Finish("warm_up_test");

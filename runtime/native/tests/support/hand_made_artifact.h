@@ -55,7 +55,7 @@ void Put(Bytes* file, size_t at, T value) {
 
 struct Tables {
   Bytes file;
-  std::array<size_t, 14> offset{};  // of each section, by kind
+  std::array<size_t, 15> offset{};  // of each section, by kind
 };
 
 inline Bytes Read(const std::string& name);
@@ -65,7 +65,8 @@ inline const std::vector<llmc::KvLayerRecord> kUnevenLayers = {{4 * 16 * 4, 16 *
 
 // ranks 2: two ranks add up the results of command 0. Each computes its part of the logits; joined, a row has 2 kVocab.
 // uneven_stages: of how many stages an uneven artifact is, 1 or 2. The second one passes on what it gets.
-inline Tables MakeTables(int ranks = 0, int uneven_stages = 0) {
+// states: layers 1 and 2 of an uneven artifact have a state.
+inline Tables MakeTables(int ranks = 0, int uneven_stages = 0, bool states = false) {
   const Bytes weight_file = Read("weights.safetensors"), code = Read("kernels.so");
   const uint64_t bias = weight_file.size() - 128 - kTailBytes;
   const std::string strings("twice\0logits\0tablebiascpux86-64-v3tilesrowskernels.so", 53);
@@ -111,7 +112,7 @@ inline Tables MakeTables(int ranks = 0, int uneven_stages = 0) {
     graphs[0].num_commands = 4, commands[1].barrier = 1;
     for (uint32_t stage : {0u, 1u}) commands.push_back({llmc::kCollective + stage, 9, 1, 1, -1, 7});
   }
-  const uint32_t num_sections = uneven_stages != 0 ? 13 : ranks == 0 ? 9 : 11;
+  const uint32_t num_sections = states ? 14 : uneven_stages != 0 ? 13 : ranks == 0 ? 9 : 11;
   Tables t;
   const llmc::TargetRecord target = {22, 3, 25, 9, 34, 5, 1, 0};
   const llmc::CodeRecord code_file = {43, 10, llmc::Crc32(code.data(), code.size()), 0, code.size()};
@@ -145,8 +146,10 @@ inline Tables MakeTables(int ranks = 0, int uneven_stages = 0) {
     add(12, 8, stages.data(), stages.size());
     add(13, 16, kUnevenLayers.data(), kUnevenLayers.size());
   }
+  const std::vector<llmc::StateLayerRecord> state_layers = {{1, 0}, {2, 0}};
+  if (states) add(14, 8, state_layers.data(), state_layers.size());
   std::memcpy(t.file.data(), "LLMCGRPH", 8);
-  Put(&t.file, 8, uint32_t{uneven_stages != 0 ? 10u : ranks == 0 ? 5u : 7u});
+  Put(&t.file, 8, uint32_t{states ? 11u : uneven_stages != 0 ? 10u : ranks == 0 ? 5u : 7u});
   Put(&t.file, 12, uint32_t{64});
   Put(&t.file, 16, uint64_t{t.file.size()});
   Put(&t.file, 24, num_sections);
@@ -171,7 +174,7 @@ inline Bytes Read(const std::string& name) {
 
 // Writes the artifact to a new directory, g_dir. bias_bytes: size of a weight that no command reads. With ranks it must
 // be 128: their tables lie there.
-inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0, int uneven_stages = 0) {
+inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0, int uneven_stages = 0, bool states = false) {
   char pattern[] = "/tmp/llmc_artifact_XXXXXX";
   CHECK(::mkdtemp(pattern) != nullptr);
   g_dir = pattern;
@@ -194,7 +197,7 @@ inline Tables MakeArtifact(uint64_t bias_bytes = 8, int ranks = 0, int uneven_st
     }
   }
   Write("weights.safetensors", weights);
-  const Tables good = MakeTables(ranks, uneven_stages);
+  const Tables good = MakeTables(ranks, uneven_stages, states);
   Write("graphs.bin", good.file);
   return good;
 }

@@ -1,5 +1,8 @@
 // A device without arithmetic. Each slot of its KV pool holds a hash of everything that the token at that position
 // depends on, read through block tables. A wrong slot, block, position, copy or reuse changes every later logit.
+//
+// Of a recurrent model, each block also holds a state: how many tokens were folded, and their fold. A step fails unless
+// it finds the state of exactly the tokens before its first one.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -39,7 +42,8 @@ class NullDevice : public llmc::Device {
   NullDevice(llmc::ModelShape shape, uint32_t num_blocks)
       : shape_(std::move(shape)),
         num_blocks_(num_blocks),
-        pool_(static_cast<size_t>(num_blocks) * shape_.block_size, 0xdead) {}
+        pool_(static_cast<size_t>(num_blocks) * shape_.block_size, 0xdead),
+        states_(num_blocks, kNoState) {}
   const llmc::ModelShape& model() const override { return shape_; }
   uint32_t num_blocks() const override { return num_blocks_; }
   uint32_t num_host_threads() const override { return workers; }
@@ -143,7 +147,9 @@ class NullDevice : public llmc::Device {
     if (Fails()) {
       // Some rows may have been written.
       for (const int32_t slot : b.slot_mapping) {
-        if (slot >= shape_.block_size && slot < static_cast<int32_t>(pool_.size())) pool_[slot] = 0xbad;
+        if (slot < shape_.block_size || slot >= static_cast<int32_t>(pool_.size())) continue;
+        pool_[slot] = 0xbad;
+        states_[slot / shape_.block_size] = kNoState;
       }
       return Failed();
     }
@@ -176,11 +182,19 @@ class NullDevice : public llmc::Device {
         ++dummy_seqs;  // warm-up: may write to the dummy block only
         for (int32_t t = begin; t < end; ++t) {
           if (b.slot_mapping[t] != b.positions[t] % bs) return Bad("slot outside the dummy block");
+          if (shape_.recurrent && table[b.positions[t] / bs] != 0) return Bad("state outside the dummy block");
         }
         continue;
       }
       auto slot_of = [&](int32_t p) { return table[p / bs] * bs + p % bs; };
       for (int32_t p = 0; p < start; ++p) fold = Fold(fold, pool_[slot_of(p)]);
+      if (shape_.recurrent && start > 0) {
+        const State& state = states_[table[(start - 1) / bs]];
+        if (state.count != static_cast<uint64_t>(start) || state.fold != fold) {
+          return Bad("the state of " + std::to_string(state.count) + " tokens before token " + std::to_string(start));
+        }
+        ++states_read;
+      }
       for (int32_t t = begin; t < end; ++t) {
         const int32_t p = b.positions[t], slot = b.slot_mapping[t];
         if (p != start + t - begin) return Bad("positions");
@@ -189,6 +203,7 @@ class NullDevice : public llmc::Device {
         pool_[slot] = TokenHash(fold, b.input_ids[t], static_cast<uint32_t>(p));
         fold = Fold(fold, pool_[slot]);
         folds[t] = fold;
+        if (t + 1 == end || (p + 1) % bs == 0) states_[slot / bs] = {static_cast<uint64_t>(p) + 1, fold};
       }
     }
     logits_.resize(static_cast<size_t>(b.num_samples) * shape_.vocab_size);
@@ -217,6 +232,7 @@ class NullDevice : public llmc::Device {
     if (Fails()) return ++failed_copies, Failed();
     std::copy_n(pool_.begin() + static_cast<size_t>(from) * shape_.block_size, shape_.block_size,
                 pool_.begin() + static_cast<size_t>(to) * shape_.block_size);
+    states_[to] = states_[from];
     ++copies;
     return llmc::Status::Ok();
   }
@@ -224,30 +240,43 @@ class NullDevice : public llmc::Device {
   // A place is reused only after its contents were read.
   llmc::Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override {
     saved_.resize(static_cast<size_t>(num_places) * shape_.block_size);
+    saved_states_.resize(num_places, kNoState);
     *ns = 1;
     return llmc::Status::Ok();
   }
   llmc::Status SaveBlock(uint32_t block, uint32_t place) override {
-    return Swap(block, place, &failed_saves, [this](uint64_t* of_block, uint64_t* of_place) {
+    return Swap(block, place, &failed_saves, [=](uint64_t* of_block, uint64_t* of_place) {
       std::copy_n(of_block, shape_.block_size, of_place);
+      saved_states_[place] = states_[block];
       ++saves;
     });
   }
   llmc::Status LoadBlock(uint32_t place, uint32_t block) override {
-    return Swap(block, place, &failed_loads, [this](uint64_t* of_block, uint64_t* of_place) {
+    return Swap(block, place, &failed_loads, [=](uint64_t* of_block, uint64_t* of_place) {
       std::copy_n(of_place, shape_.block_size, of_block);
+      states_[block] = std::exchange(saved_states_[place], kNoState);
       std::fill_n(of_place, shape_.block_size, 0xdead);
       ++loads;
     });
   }
 
   llmc::Status ReadBlock(uint32_t block, unsigned char* out) override {
-    return Whole(block, [this, out](uint64_t* of_block) { std::memcpy(out, of_block, BlockBytes()); });
+    return Whole(block, [=](uint64_t* of_block) {
+      std::memcpy(out, of_block, SlotBytes());
+      if (shape_.recurrent) std::memcpy(out + SlotBytes(), &states_[block], sizeof(State));
+    });
   }
   llmc::Status WriteBlock(uint32_t block, const unsigned char* from) override {
-    return Whole(block, [this, from](uint64_t* of_block) { std::memcpy(of_block, from, BlockBytes()); });
+    return Whole(block, [=](uint64_t* of_block) {
+      std::memcpy(of_block, from, SlotBytes());
+      if (shape_.recurrent) std::memcpy(&states_[block], from + SlotBytes(), sizeof(State));
+    });
   }
-  size_t BlockBytes() const { return static_cast<size_t>(shape_.block_size) * sizeof(uint64_t); }
+  // Tokens that were folded, and their fold.
+  struct State {
+    uint64_t count, fold;
+  };
+  size_t BlockBytes() const { return SlotBytes() + (shape_.recurrent ? sizeof(State) : 0); }
 
   int fail_after = 0;  // steps and copies until one fails
   llmc_status fail_code = LLMC_ERR_INTERNAL;
@@ -259,9 +288,11 @@ class NullDevice : public llmc::Device {
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
   uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0,
            chained_steps = 0, lost_steps = 0, unwanted_tasks = 0, most_queued = 0, failed_copies = 0, failed_saves = 0,
-           failed_loads = 0;
+           failed_loads = 0, states_read = 0;
 
  private:
+  static constexpr State kNoState{UINT32_MAX, 0xdead};
+  size_t SlotBytes() const { return static_cast<size_t>(shape_.block_size) * sizeof(uint64_t); }
   struct Queued {
     llmc::Fence fence;
     llmc::StepBatch batch;
@@ -334,6 +365,7 @@ class NullDevice : public llmc::Device {
   llmc::ModelShape shape_;
   uint32_t num_blocks_;
   std::vector<uint64_t> pool_, saved_;
+  std::vector<State> states_, saved_states_;
   std::vector<float> logits_;
   const bool late_ = late, draws_ = draws, chains_ = chains;
   const uint32_t in_flight_ = in_flight;

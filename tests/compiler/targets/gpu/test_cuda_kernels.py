@@ -95,6 +95,10 @@ _OTHERS = [
     KernelSpec.of("other", "rank_sum", rows=2, ranks=3, width=96, adds=ADDS_BIAS | ADDS_RESIDUAL),
     *(KernelSpec.of("other", op, dim=96) for op in ("beside_states", "gather_rows_leaving")),
     KernelSpec.of("other", "spread_logits", dim=37, out=600),
+    KernelSpec.of("other", "short_conv", channels=96, stride=128, taps=4, block_size=16),
+    KernelSpec.of(
+        "attention", "delta_rule", heads=4, key_heads=2, key_dim=128, value_dim=128, tiled=False, block_size=16
+    ),
 ]
 """Kernels that neither these models have nor `_ATTENTION`."""
 

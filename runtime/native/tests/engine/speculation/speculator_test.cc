@@ -313,6 +313,20 @@ void DraftFails() {
   CHECK(status.message.find("The draft has 54 tokens, the model 53") == 0);
 }
 
+// What a wrong guess leaves in a state stays there.
+void States() {
+  const ModelShape shape = WithRows({1, 2, 4});
+  ModelShape recurrent = shape;
+  recurrent.recurrent = true;
+  const auto refused = [](const ModelShape& model, uint32_t guesses, std::unique_ptr<Device> draft) {
+    std::unique_ptr<Engine> none;
+    return Engine::Create(std::make_unique<NullDevice>(model, 9), Guessing(guesses), &none, std::move(draft)).message;
+  };
+  CHECK(refused(recurrent, 0, nullptr).empty());
+  CHECK(refused(recurrent, 3, nullptr).find("speculate_tokens is 3 but layers of this model have a state") == 0);
+  CHECK(refused(shape, 3, std::make_unique<NullDevice>(recurrent, 9)).find("Layers of the draft have a state") == 0);
+}
+
 // By what they pay: the clock is that of the machine, so only results can be asked for.
 void Measured() {
   EngineOptions options;
@@ -343,6 +357,7 @@ int main() {
   Draft();
   DraftLimits();
   DraftFails();
+  States();
   Measured();
   return Finish("speculator_test");
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmc.cli.main import main
 from llmc.manifest import write_manifest
 from llmc.runtime.binding import Artifact, Engine, EngineStats, LlmcError, SamplingParams
 from llmc.runtime.llm import LLM
@@ -17,6 +18,7 @@ from llmc.runtime.request_error import RequestError
 from llmc.runtime.speculation import Speculation, parse_speculation
 
 from support.engine_driver import Request, bits, drive, random_ids
+from support.rewritten import rewritten
 
 pytestmark = pytest.mark.native
 
@@ -73,6 +75,29 @@ def test_a_draft_changes_no_bit(llama: tuple[Path, Artifact]) -> None:
     assert found == plain
     assert 0 < stats.accepted_tokens == stats.drafted_tokens
     assert stats.num_decode_steps < without.num_decode_steps
+
+
+def test_no_guess_is_taken_back_from_a_state(
+    llama: tuple[Path, Artifact], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layers of a plain model stand for such with a state: kernels do not know, the engine goes by what is said."""
+    path = rewritten(llama[0].parent / "artifact", tmp_path / "states", state_layers=(0,))
+    requests = repeating_requests()
+    with Artifact(path) as states:
+        found, stats = run(states, requests, num_blocks=60)
+        assert (found, stats.drafted_tokens) == (run(llama[1], requests, num_blocks=60)[0], 0)
+        with pytest.raises(LlmcError, match=r"^speculate_tokens is 5 but layers of this model have a state, which no "):
+            Engine(states, num_threads=1, speculate_tokens=5)
+        with pytest.raises(
+            LlmcError, match=r"^Layers of the draft have a state, which no guess can be taken back from"
+        ):
+            Engine(llama[1], num_threads=1, speculate_tokens=5, draft=states)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt_token_ids": [3, 4]}\n')
+    for command in (["run", "--prompts", str(tmp_path / "prompts.jsonl")], ["serve", "--port", "0"]):
+        assert main([*command, str(path), "--speculate", "ngram:3"]) == 1
+        said = capsys.readouterr().err
+        assert "speculate_tokens is 3 but layers of this model have a state" in said
+        assert "Traceback" not in said
 
 
 def test_a_draft_is_warm_before_requests_and_in_the_budget(llama: tuple[Path, Artifact]) -> None:

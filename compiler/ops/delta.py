@@ -1,0 +1,65 @@
+"""The ops of layers with a state in place of keys and values: a short convolution, and the gated delta rule.
+
+The state of a layer lies in its pools, float32: the K pool has the states of heads, the V pool the inputs that the
+convolution of later tokens reads.
+"""
+
+from __future__ import annotations
+
+from llmc.compiler.graph.commands import Site
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.ops.definition import F32, I32, Argument, BufferSource, GraphParams, KernelCall, OpDef
+from llmc.compiler.ops.delta_sizes import DELTA_RULE_OP, SHORT_CONV_OP
+
+_OF_SEQUENCES = {
+    "block_tables": Argument(2, I32),
+    "query_start": Argument(1, I32),
+    "token_seq": Argument(1, I32),
+    "positions": Argument(1, I32),
+}
+
+
+def _short_conv(site: Site, graph: GraphParams) -> list[KernelCall]:
+    taps, (weights,) = int(site.attributes["taps"]), site.attributes["weight_shapes"]["weight"]
+    spec = KernelSpec.of(
+        "other",
+        SHORT_CONV_OP,
+        channels=weights // taps,
+        stride=site.attributes["widths"]["x"],
+        taps=taps,
+        block_size=graph.block_size,
+    )
+    return [KernelCall(spec, ("x", "weight", *_OF_SEQUENCES, BufferSource.V_POOL, "out"))]
+
+
+def _delta_rule(site: Site, graph: GraphParams) -> list[KernelCall]:
+    a = site.attributes
+    heads, key_heads, key_dim = int(a["widths"]["gates"]) // 2, int(a["key_heads"]), int(a["key_dim"])
+    spec = KernelSpec.of(
+        "attention",
+        DELTA_RULE_OP,
+        heads=heads,
+        key_heads=key_heads,
+        key_dim=key_dim,
+        value_dim=(int(a["widths"]["qkv"]) - 2 * key_heads * key_dim) // heads,
+        tiled=bool(a["tiled"]),
+        block_size=graph.block_size,
+    )
+    return [KernelCall(spec, ("qkv", "gates", *_OF_SEQUENCES, BufferSource.K_POOL, "out"))]
+
+
+SHORT_CONV = OpDef(
+    SHORT_CONV_OP,
+    {"x": Argument(2, F32), "weight": Argument(1, F32), **_OF_SEQUENCES},
+    lambda call: ((call.shapes["x"][0], call.shapes["weight"][0] // call.values["taps"]), F32[0]),
+    _short_conv,
+)
+DELTA_RULE = OpDef(
+    DELTA_RULE_OP,
+    {"qkv": Argument(2, F32), "gates": Argument(2, F32), **_OF_SEQUENCES},
+    lambda call: (
+        (call.shapes["qkv"][0], call.shapes["qkv"][1] - 2 * call.values["key_heads"] * call.values["key_dim"]),
+        F32[0],
+    ),
+    _delta_rule,
+)

@@ -1,0 +1,125 @@
+"""Layers with a state: what their artifacts say of them, what is refused, and how many tokens a KV block has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.buckets.ladder import DEFAULT_BLOCK_SIZE
+from llmc.compiler.config import CompileConfig, CompileError
+from llmc.compiler.kv_layers import default_block_size, kv_layer_records, state_layers
+from llmc.compiler.resolve import resolve
+from llmc.compiler.resolved import Resolved
+from llmc.compiler.store.described import version_with
+from llmc.compiler.targets.registry import resolve_target
+from llmc.graphs_format import VERSION_OF_KV_LAYERS, VERSION_OF_STATE_LAYERS
+from llmc.graphs_records import KvLayerRecord
+from llmc.models.config import DeltaNet, ModelConfig
+from llmc.models.sources.base import ModelSource
+
+from support.tiny_models import make_tiny_model
+
+NET = DeltaNet(layers=(0, 1, 2), key_heads=2, value_heads=4, key_dim=16, value_dim=16, taps=4)
+REFERENCE = resolve_target("reference")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("states") / "model", "llama", num_hidden_layers=4)
+
+
+@pytest.fixture
+def source(llama: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSource:
+    """The model as if its first three layers had a state."""
+    opened = CompileConfig(model=llama, output=llama).open_source()
+    model = replace(opened.config(), delta_net=NET)
+    monkeypatch.setattr(opened, "config", lambda: model)
+    return opened
+
+
+def resolved(source: ModelSource, path: Path, **options: Any) -> Resolved:
+    return resolve(CompileConfig(model=path, output=path, target="reference", **options), source)
+
+
+def test_the_records_of_layers(llama: Path, source: ModelSource) -> None:
+    found = resolved(source, llama, block_size=32)
+    attention = found.target.kv_block_bytes(*found.model.kv_heads(3), 32, found.kv_dtype)
+    state = KvLayerRecord(4 * 4 * 16 * 16, 4 * 3 * NET.channels)
+    assert found.state_layers() == (0, 1, 2)
+    assert found.kv_layer_records() == (state, state, state, KvLayerRecord(*attention))
+    assert version_with(found.ladder, found) == VERSION_OF_STATE_LAYERS
+    without = resolve(CompileConfig(model=llama, output=llama, target="reference"))
+    assert without.state_layers() == ()
+    assert version_with(without.ladder, without) < VERSION_OF_KV_LAYERS
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"speculate": 3}, "layers of llama have a state, which no guess of --speculate can be taken back from"),
+        ({"leave_states": True}, "layers of llama have a state, which no guess of --eagle can be taken back from"),
+        ({"tensor_parallel": 2}, "llama has layers with a state, which --tensor-parallel does not divide yet"),
+    ],
+)
+def test_what_does_not_go_together(options: dict[str, Any], said: str, llama: Path, source: ModelSource) -> None:
+    with pytest.raises(CompileError, match=f"^{said}: leave it out$"):
+        resolved(source, llama, **options)
+
+
+def test_stages_divide_them(llama: Path, source: ModelSource) -> None:
+    assert sum(resolved(source, llama, pipeline_parallel=2).stage_layers) == 4
+
+
+def sizes(most: int) -> Iterator[int]:
+    size = 128
+    while size <= most:
+        yield size
+        size *= 2
+
+
+@pytest.mark.parametrize("value_dim", [16, 64, 256, 1024, 4096])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
+def test_a_block_has_as_many_bytes_of_keys_as_of_states(value_dim: int, kv_dtype: str, source: ModelSource) -> None:
+    model = replace(source.config(), delta_net=replace(NET, value_dim=value_dim))
+
+    def balance(size: int) -> int:
+        records = kv_layer_records(model, REFERENCE, size, kv_dtype)
+        return records[3].block_bytes - sum(record.block_bytes for record in records[:3])
+
+    chosen = default_block_size(model, REFERENCE, kv_dtype, 1 << 20)
+    enough = [size for size in sizes(1024) if balance(size) >= 0]
+    assert chosen == (enough[0] if enough else 1024)
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "most"),
+    [(1, 32), (32, 32), (33, 64), (128, 128), (129, 256), (1000, 1024), (2048, 1024), (1 << 20, 1024)],
+)
+def test_no_block_is_longer_than_a_text(max_model_len: int, most: int, source: ModelSource) -> None:
+    model = replace(source.config(), delta_net=replace(NET, layers=(0, 1, 2, 3)))
+    assert state_layers(model) == (0, 1, 2, 3)
+    assert default_block_size(model, REFERENCE, "bf16", max_model_len) == most
+    light = replace(source.config(), delta_net=replace(NET, key_dim=1, value_dim=1))
+    assert default_block_size(light, REFERENCE, "f32", max_model_len) == min(most, 128)
+
+
+def plain(model: ModelConfig) -> ModelConfig:
+    return replace(model, delta_net=None)
+
+
+def test_the_default_follows_the_model(llama: Path, source: ModelSource) -> None:
+    model = source.config()
+    assert default_block_size(plain(model), REFERENCE, "bf16", 4096) == DEFAULT_BLOCK_SIZE
+    assert resolve(CompileConfig(model=llama, output=llama)).block_size == DEFAULT_BLOCK_SIZE
+    found = resolved(source, llama)
+    wanted = default_block_size(model, REFERENCE, found.kv_dtype, found.max_model_len)
+    assert wanted > DEFAULT_BLOCK_SIZE
+    assert found.block_size == found.model_record().block_size == wanted
+    assert resolved(source, llama, block_size=16).block_size == 16
+    assert resolved(source, llama, max_model_len=50).block_size == 64
+    by_buckets = resolved(source, llama, buckets="prefill=1x64,decode=[1,4]x64")
+    assert (by_buckets.max_model_len, by_buckets.block_size) == (64, 64)

@@ -1,0 +1,114 @@
+"""graphs.bin of layers with a state: they come back, and anything else is a FormatError."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import struct
+
+import pytest
+
+from llmc import graphs_format as f
+from llmc.compiler.store import graphs_writer as w
+from llmc.compiler.store.graphs_patch import GraphsPatch
+from llmc.graphs_records import CodeRecord, KernelRecord, KvLayerRecord, ModelRecord, OperandRecord, TargetRecord
+from llmc.runtime import graphs_file as r
+from llmc.runtime.graphs_checks import FormatError
+
+TARGET = TargetRecord("cpu", "znver4", 4, "tiles")
+MODEL = ModelRecord(3, 1, 8, 16, 1, 100, 64, 4, 1, 0, (2, 3), 1, 4096, 768)
+LAYERS = (KvLayerRecord(4096, 96), KvLayerRecord(4096, 96), KvLayerRecord(256, 768))
+STATES = (0, 1)
+KERNELS = (KernelRecord("delta_rule_0", 1, 4), KernelRecord("short_conv_0", 1, 7))
+FILES = w.FileSums((CodeRecord("kernels.so", 4096, 0xC0DE),), 128, 0xABC)
+COMMANDS = tuple(
+    w.CommandRecord(kind - 3, (OperandRecord(kind, layer, 0, size),), True, layer, 7)
+    for layer in STATES
+    for kind, size in ((4, LAYERS[layer].value_block_bytes), (3, LAYERS[layer].key_block_bytes))
+)
+GRAPH = w.GraphRecord(0, 1, 16, 16, 1, 1, 4, 4, 64, COMMANDS)
+SECTION = 64 + 13 * 24
+
+
+def written(states: tuple[int, ...] = STATES, layers: tuple[KvLayerRecord, ...] = LAYERS) -> bytes:
+    return w.write_graphs(TARGET, MODEL, KERNELS, (), (GRAPH,), FILES, kv_layers=layers, state_layers=states)
+
+
+def test_round_trip() -> None:
+    tables = r.parse_graphs(written())
+    assert (tables.header.version, tables.state_layers) == (f.VERSION_OF_STATE_LAYERS, STATES)
+    assert (tables.kv_layers, tables.stages, tables.collectives) == (LAYERS, (), ())
+    assert tables.kv_block_bytes == 2 * (4096 + 96) + 256 + 768
+
+
+def test_without_states_no_byte_changes() -> None:
+    data = written(())
+    assert data == w.write_graphs(TARGET, MODEL, KERNELS, (), (GRAPH,), FILES, kv_layers=LAYERS)
+    tables = r.parse_graphs(data)
+    assert (tables.header.version, tables.state_layers) == (f.VERSION_OF_KV_LAYERS, ())
+
+
+def test_layers_with_a_state_may_be_of_one_size() -> None:
+    model = dataclasses.replace(MODEL, value_block_bytes=96)
+    data = w.write_graphs(TARGET, model, KERNELS, (), (GRAPH,), FILES, kv_layers=LAYERS[:1] * 3, state_layers=(0, 1, 2))
+    tables = r.parse_graphs(data)
+    assert (tables.header.version, tables.kv_layers, tables.state_layers) == (11, (), (0, 1, 2))
+    assert tables.kv_block_bytes == 3 * (4096 + 96)
+
+
+def test_patched_tables_tell_their_layers() -> None:
+    patch = GraphsPatch(written())
+    assert patch.state_layers == w.pack_state_layers(STATES) == struct.pack("<4I", 0, 0, 1, 0)
+    assert patch.kv_layers == w.pack_kv_layers(LAYERS)
+    assert r.parse_graphs(patch.with_weights(MODEL, {})).state_layers == STATES
+    assert GraphsPatch(written(())).state_layers == w.pack_state_layers(()) == b""
+
+
+def with_crc(data: bytearray) -> bytes:
+    struct.pack_into("<I", data, 28, f.tables_crc32(data))
+    return bytes(data)
+
+
+def poke(at: int, layout: str, value: int) -> bytes:
+    data = bytearray(written())
+    struct.pack_into(f"<{layout}", data, at, value)
+    return with_crc(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (written((0, 3)), "layer 3 of 3 has a state"),
+        (written((1, 1)), "layers with a state do not ascend at layer 1"),
+        (written((2, 1)), "layers with a state do not ascend at layer 1"),
+        (poke(8, "I", 10), "version 10 has the section state_layers"),
+        (poke(SECTION, "I", 99), "version 11 has no section state_layers"),
+        (poke(SECTION + 4, "I", 4), "section state_layers has records of 4 bytes instead of 8"),
+        (poke(SECTION + 16, "Q", 99), "section state_layers of 99 records"),
+    ],
+)
+def test_what_is_wrong_is_named(data: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=message) as caught:
+        r.parse_graphs(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_number_beyond_its_field_is_refused() -> None:
+    with pytest.raises(w.GraphsWriteError, match="a layer with a state does not fit the format"):
+        w.pack_state_layers((1 << 32,))
+
+
+def test_random_changes_raise_nothing_else() -> None:
+    rng, good = random.Random(3), written()
+    refused = 0
+    for _ in range(2000):
+        data = bytearray(good)
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(24, len(data))] = rng.choice((0, 1, 127, 128, 255))
+        try:
+            tables = r.parse_graphs(with_crc(data))
+        except FormatError:
+            refused += 1
+            continue
+        assert tables.kv_block_bytes > 0
+    assert 500 < refused < 2000
