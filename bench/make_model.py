@@ -20,8 +20,9 @@ def tensors(shape: dict[str, object], seed: int) -> Iterator[tuple[str, torch.Te
     generator = torch.Generator().manual_seed(seed)
     for name, size in named(shape):
         if is_norm(name, size):
-            # Norms of Gemma multiply by 1 + factor.
-            factor = 0.0 if shape["model_type"] == "gemma3_text" else 1.0
+            # Norms of Gemma 3 and Qwen3.5 multiply by 1 + factor, but for those inside delta nets.
+            plus_one = shape["model_type"] in ("gemma3_text", "qwen3_5_text") and "linear_attn" not in name
+            factor = 0.0 if plus_one else 1.0
             yield name, torch.full(size, factor, dtype=torch.bfloat16)
         else:
             yield name, (torch.randn(size, generator=generator) * 0.02).to(torch.bfloat16)

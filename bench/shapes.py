@@ -145,6 +145,28 @@ SHAPES: dict[str, dict[str, object]] = {
         "final_logit_softcapping": 30.0,
         "tie_word_embeddings": True,
     },
+    # Qwen3.5-0.8B with a smaller vocabulary.
+    "qwen3.5-0.8b": {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "vocab_size": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": True,
+    },
     # gpt-oss-20b with 4 of its 24 layers and a smaller vocabulary, its experts as floats.
     "gpt-oss-3b": {
         "model_type": "gpt_oss",
@@ -175,7 +197,7 @@ Sized = Iterator[tuple[str, tuple[int, ...]]]
 def named(shape: dict[str, object]) -> Sized:
     """Names and sizes of all tensors of a checkpoint, in order."""
     hidden, model_type = _size(shape, "hidden_size"), shape["model_type"]
-    if model_type == "gemma4_text":
+    if model_type in ("gemma4_text", "qwen3_5_text"):
         yield from _of_family(shape)
         return
     yield "model.embed_tokens.weight", (_size(shape, "vocab_size"), hidden)
@@ -208,7 +230,8 @@ def of_layers(shape: dict[str, object], count: int) -> dict[str, object]:
     """The first layers of a shape, of which none shares keys of another."""
     found = {**shape, "num_hidden_layers": count}
     if isinstance(kinds := shape.get("layer_types"), list):
-        found |= {"layer_types": kinds[:count], "num_kv_shared_layers": 0}
+        shared = {"num_kv_shared_layers": 0} if "num_kv_shared_layers" in shape else {}
+        found |= {"layer_types": kinds[:count], **shared}
     return found
 
 

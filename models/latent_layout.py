@@ -23,6 +23,7 @@ class Linears(Protocol):
         bias: bool,
         *,
         rows: Rows | None = None,
+        precise: bool = False,
     ) -> Iterator[Target]: ...
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.models.config import Experts, ModelConfig, Pooled, Rope
+from llmc.models.delta_layout import DELTA_LAYOUT, DeltaLayout, delta_targets
 from llmc.models.latent_layout import latent_targets
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
 
@@ -37,7 +38,7 @@ class Layout:
     choice_bias: full name; a one-row matrix if choice_bias_row. shared: the block of the shared expert; shared_gate_up,
     shared_down: names in it.
     types: the token type table. dense: linear layers over a pooled row. dense_norm: the norm after the first of these.
-    parted_latent: separate tensors make keys and values from latent vectors.
+    parted_latent: separate tensors make keys and values from latent vectors. delta_net: of gated delta nets.
     unused: full names of tensors that are ignored. other_modules: name prefixes of unused modules, such as multi-token
     prediction; {} is the number of layers.
     """
@@ -85,6 +86,7 @@ class Layout:
     norm_plus: float = 0.0
     skipped_positions: int = 0
     parted_latent: bool = False
+    delta_net: DeltaLayout = DELTA_LAYOUT
     unused: tuple[str, ...] = (
         "model.rotary_emb.inv_freq",
         "model.layers.{}.self_attn.rotary_emb.inv_freq",
@@ -294,7 +296,10 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
     layout, config = parts.layout, parts.config
     if config.residual not in ("post", "sums") and (layer > 0 or config.first_norm):
         yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
-    if config.latent is None:
+    if config.delta_net is not None and config.has_state(layer):
+        names = f"{name}.attention", f"{prefix}.{layout.delta_net.block}"
+        yield from delta_targets(parts, config, config.delta_net, layout.delta_net, *names)
+    elif config.latent is None:
         yield from _attention(parts, layer, name, prefix)
     else:
         names = f"{name}.attention", f"{prefix}.self_attn"

@@ -189,6 +189,6 @@ def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:
         return tensor
     if source.blocks:
         return Stacked(parted(tensor, source.blocks), turned=source.turned)
-    if len(source.stored) == 3:
-        return Stacked(tensor, turned=source.turned)
-    return Flattened(tensor) if len(source.shape) == 1 else Transposed(tensor)
+    if len(source.shape) == 1:
+        return Flattened(tensor, turned=source.turned)
+    return Stacked(tensor, turned=source.turned) if len(source.stored) == 3 else Transposed(tensor)

@@ -9,6 +9,7 @@ from llmc.models.brief import brief
 from llmc.models.config import (
     Activation,
     Alibi,
+    DeltaNet,
     Experts,
     Heads,
     Latent,
@@ -76,6 +77,7 @@ class Choices(TypedDict, total=False):
     latent: Latent | None
     normed_values: bool
     kv_layers: tuple[int, ...]
+    delta_net: DeltaNet | None
     full_heads: Heads | None
     layer_sizes: tuple[int, ...]
     token_inputs: TokenInputs | None

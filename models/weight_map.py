@@ -23,7 +23,7 @@ class Source:
 
     stored: its stored shape, if different: a matrix [columns, rows], a matrix that is one vector row by row, or stacked
     matrices [count, rows, columns].
-    turned: stored as [count, columns, rows].
+    turned: stored as [count, columns, rows]; a vector is the matrix column by column.
     blocks: the stored matrix is a stack of that many, each transposed.
     """
 

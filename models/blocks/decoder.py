@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from llmc.models import ops, states_ops
 from llmc.models.blocks.attention import Attention, StepInputs
 from llmc.models.blocks.beside_plain import MlpBesideExperts
+from llmc.models.blocks.delta_net import GatedDeltaNet
 from llmc.models.blocks.experts import ExpertMlp
 from llmc.models.blocks.latent import LatentAttention
 from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
@@ -56,11 +57,7 @@ class BlocksLayer(RepeatedBlock):
         two = config.residual != "parallel" or config.parallel_norms > 1
         normed = before and (layer > 0 or config.first_norm)
         self.attention_norm = norm(config, act_dtype) if normed else Rounded(act_dtype)
-        self.attention: Attention | LatentAttention = (
-            Attention(config, layer, act_dtype)
-            if config.latent is None
-            else LatentAttention(config, config.latent, layer, act_dtype)
-        )
+        self.attention = _attention(config, layer, act_dtype)
         self.attention_post_norm = result_norm(config, act_dtype) if after else None
         self.mlp_norm = None if not two else norm(config, act_dtype) if before else Rounded(act_dtype)
         experts = config.experts
@@ -101,6 +98,14 @@ class BlocksLayer(RepeatedBlock):
         if after is not None:
             made = after(made)
         return x + (made if self.multiplier == 1.0 else made * self.multiplier)
+
+
+def _attention(config: ModelConfig, layer: int, act_dtype: str) -> Attention | LatentAttention | GatedDeltaNet:
+    if config.delta_net is not None and config.has_state(layer):
+        return GatedDeltaNet(config, config.delta_net, layer, act_dtype)
+    if config.latent is not None:
+        return LatentAttention(config, config.latent, layer, act_dtype)
+    return Attention(config, layer, act_dtype)
 
 
 def _feed_forward(config: ModelConfig, layer: int, act_dtype: str) -> Block:

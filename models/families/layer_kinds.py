@@ -1,4 +1,4 @@
-"""Kinds of attention by layer: a model with a layer of linear attention is refused by that layer's number."""
+"""Kinds of attention by layer. Where a family's linear attention is not supported, the first such layer is named."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from llmc.models.standard import layer_count
 FULL, LINEAR = "full_attention", "linear_attention"
 
 
-def check_layer_types(fields: Fields, usual: Sequence[str], what: str) -> None:
-    """Raises ModelError unless every layer has full attention. usual: the layers of a config without layer_types.
-    what: the family's linear attention."""
+def read_layer_types(fields: Fields, usual: Sequence[str]) -> tuple[str, ...]:
+    """FULL or LINEAR by layer. usual: the layers of a config without layer_types."""
     kinds = fields.texts("layer_types", layer_count(fields)) if fields.has("layer_types") else tuple(usual)
     for kind in kinds:
         if kind not in (FULL, LINEAR):
             raise ModelError(f"{fields.origin}: layer type {brief(kind)} is not one of {FULL}, {LINEAR}")
-    check_layers(fields, [kind == LINEAR for kind in kinds], what)
+    return kinds
+
+
+def check_layer_types(fields: Fields, usual: Sequence[str], what: str) -> None:
+    """Raises ModelError unless every layer has full attention. what: the family's linear attention."""
+    check_layers(fields, [kind == LINEAR for kind in read_layer_types(fields, usual)], what)
 
 
 def check_layers(fields: Fields, linear: Sequence[bool], what: str) -> None:

@@ -1,4 +1,4 @@
-"""Qwen3.5, for text, if every layer has full attention: Qwen3-Next's layers, dense or a mixture of experts.
+"""Qwen3.5 and Qwen3.6, for text: Qwen3-Next's layers, dense or a mixture of experts.
 
 model_types `qwen3_5_text` and `qwen3_5_moe_text` are the decoders alone; the others also read images.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_experts, stacked
-from llmc.models.families.qwen3_next import LAYOUT, OF_LINEAR, check_full_attention, gated_config
+from llmc.models.families.qwen3_next import LAYOUT, OF_LINEAR, gated_config
 from llmc.models.families.with_images import (
     harmless_with_images,
     neutral_with_images,
@@ -27,19 +27,17 @@ Reader = Callable[[Fields, Fields], ModelConfig]
 
 
 def read_dense(fields: Fields, generation: Fields) -> ModelConfig:
-    check_full_attention(fields)
     return gated_config(with_one_position(fields), generation, None)
 
 
 def read_mixture(fields: Fields, generation: Fields) -> ModelConfig:
     """Every layer has experts."""
-    check_full_attention(fields)
     experts = read_experts(
         fields,
         intermediate_size="moe_intermediate_size",
         scores="softmax",
         normalised=True,
-        shared_size=fields.integer("shared_expert_intermediate_size"),
+        shared_size=fields.integer("shared_expert_intermediate_size", 512),
         shared_gate=True,
     )
     return gated_config(with_one_position(fields), generation, experts)
@@ -54,7 +52,9 @@ def _behind_images(read: Reader) -> Reader:
 
 # Multi-token prediction, and the type of states of linear attention.
 _HARMLESS = OF_LINEAR | {"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
-_NEUTRAL = {"attn_output_gate": True, "mlp_only_layers": []}
+# That servers read no images.
+_OF_SERVERS = frozenset({"language_model_only"})
+_NEUTRAL = {"attn_output_gate": True, "mlp_only_layers": [], "output_gate_type": "swish"}
 QWEN3_5_TEXT = Family("qwen3_5_text", read_dense, LAYOUT.weight_map, harmless=_HARMLESS, neutral=_NEUTRAL)
 QWEN3_5_MOE_TEXT = Family(
     "qwen3_5_moe_text",
@@ -68,7 +68,7 @@ QWEN3_5 = Family(
     "qwen3_5",
     _behind_images(read_dense),
     _WITHIN.weight_map,
-    harmless=harmless_with_images(_HARMLESS),
+    harmless=harmless_with_images(_HARMLESS) | _OF_SERVERS,
     neutral=neutral_with_images(_NEUTRAL),
 )
 QWEN3_5_MOE = Family(
@@ -76,6 +76,6 @@ QWEN3_5_MOE = Family(
     _behind_images(read_mixture),
     _WITHIN.weight_map,
     other_maps=(_STACKED_WITHIN.weight_map,),
-    harmless=harmless_with_images(_HARMLESS),
+    harmless=harmless_with_images(_HARMLESS) | _OF_SERVERS,
     neutral=neutral_with_images(_NEUTRAL),
 )

@@ -1,22 +1,25 @@
-"""Qwen3-Next, if every layer has full attention: its results are gated; norm weights are stored less one; experts."""
+"""Qwen3-Next: most layers have a gated delta net, the others gated attention; norm weights are stored less one;
+experts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from llmc.models.config import Experts, ModelConfig
+from llmc.models.delta_layout import DELTA_LAYOUT
+from llmc.models.families.delta_net import read_delta_net
 from llmc.models.families.family import Family
-from llmc.models.families.layer_kinds import FULL, LINEAR, check_layer_types
 from llmc.models.families.mixtures import read_experts, sparse_layers, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, heads_to_rows
 from llmc.models.rope_fields import read_rope
-from llmc.models.standard import layer_count, standard_config
+from llmc.models.standard import standard_config
 from llmc.models.weight_map import Rows
 
-HEAD_DIM, ROTATED, PERIOD = 256, 0.25, 4
-"""Where a config does not say: elements of a head, the part of them that is rotated, and that one of so many layers has
-full attention."""
+HEAD_DIM, ROTATED = 256, 0.25
+"""Where a config does not say: elements of a head, and the part of them that is rotated."""
 
 
 def gate_first(config: ModelConfig) -> Rows:
@@ -27,13 +30,7 @@ def gate_first(config: ModelConfig) -> Rows:
 
 
 LAYOUT = Layout(qkv_rows=gate_first, norm_plus=1.0, other_modules=("mtp.",))
-
-
-def check_full_attention(fields: Fields) -> None:
-    """Raises ModelError that names a layer of linear attention."""
-    period = fields.integer("full_attention_interval", PERIOD)
-    usual = [LINEAR if (i + 1) % period else FULL for i in range(layer_count(fields))]
-    check_layer_types(fields, usual, "a gated delta net")
+_BY_KEY_HEAD = replace(LAYOUT, delta_net=replace(DELTA_LAYOUT, inputs=("in_proj_qkvz",), gates=("in_proj_ba",)))
 
 
 def gated_config(fields: Fields, generation: Fields, experts: Experts | None) -> ModelConfig:
@@ -45,16 +42,17 @@ def gated_config(fields: Fields, generation: Fields, experts: Experts | None) ->
         attention_bias=bias,
         o_bias=bias,
         qk_norm="head",
+        default_eps=1e-6,
         head_dim=HEAD_DIM,
         rope=read_rope(fields, positions, fields.integer("head_dim", HEAD_DIM), partial=ROTATED),
         attention_gate=True,
+        delta_net=read_delta_net(fields),
         intermediate_size=None if experts is None else experts.intermediate_size,
         experts=experts,
     )
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    check_full_attention(fields)
     layers = sparse_layers(fields) if fields.integer("num_experts", minimum=0) else ()
     if not layers:
         return gated_config(fields, generation, None)
@@ -82,8 +80,8 @@ _OF_EXPERTS = frozenset({
 QWEN3_NEXT = Family(
     "qwen3_next",
     read_config,
-    LAYOUT.weight_map,
-    other_maps=(stacked(LAYOUT).weight_map,),
+    _BY_KEY_HEAD.weight_map,
+    other_maps=(stacked(_BY_KEY_HEAD).weight_map,),
     harmless=OF_LINEAR | _OF_EXPERTS | {"decoder_sparse_step", "mlp_only_layers"},
     neutral={"use_sliding_window": False},
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -60,18 +61,20 @@ class Transposed(Tensor):
 
 
 class Flattened(Tensor):
-    """A matrix as one vector, row by row."""
+    """A matrix as one vector, row by row; or column by column if turned. Axes between rows and columns have length
+    1."""
 
-    def __init__(self, matrix: Tensor) -> None:
-        self._matrix = matrix
+    def __init__(self, matrix: Tensor, *, turned: bool = False) -> None:
+        self._matrix, self._turned = matrix, turned
 
     @property
     def shape(self) -> tuple[int, ...]:
-        rows, columns = self._matrix.shape
-        return (rows * columns,)
+        return (prod(self._matrix.shape),)
 
     def read(self, first: int, out: Array) -> None:
-        convert(_held.matrix(self._matrix, None, out.dtype).reshape(-1)[first : first + len(out)], out)
+        matrix = _held.matrix(self._matrix, None, out.dtype)
+        vector = matrix.reshape(len(matrix), -1).T.ravel() if self._turned else matrix.reshape(-1)
+        convert(vector[first : first + len(out)], out)
 
 
 def parted(joined: Tensor, count: int) -> Tensor:

@@ -222,7 +222,6 @@ def test_the_first_telechat_ties_its_embedding_untold(tmp_path: Path) -> None:
 
 
 _LIGHTNING = "layers of linear (lightning) attention, as published models have"
-_GATED_DELTA_NETS = "layers of linear attention (gated delta nets), as published models have"
 # What a config.json says, what its refusal names, and how docs/models.md calls it.
 REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "bloom-residual": (
@@ -296,22 +295,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "different scales for short and long texts",
     ),
     "phimoe-three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3", "more than two experts per token"),
-    **{
-        f"{family}-linear": (
-            family,
-            changes if family.endswith("_text") else {"text_config": changes},
-            "layer 2 has linear attention",
-            _GATED_DELTA_NETS,
-        )
-        for changes in ({"layer_types": ["full_attention", "full_attention", "linear_attention"]},)
-        for family in ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text")
-    },
-    "qwen3_next-linear": (
-        "qwen3_next",
-        {"layer_types": None},
-        r"layer 0 has linear attention \(a gated delta net\), as have 3 of 3 layers",
-        _GATED_DELTA_NETS,
-    ),
     "telechat-norm": ("telechat", {"embed_layernorm": True}, "embed_layernorm", "a norm on the embedding"),
     "gemma3n-sizes": (
         "gemma3n_text",

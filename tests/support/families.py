@@ -68,8 +68,12 @@ NO_STATES = {"mamba_n_heads": 8, "mamba_d_head": 15, "mamba_d_state": 16}
 """transformers checks sizes of layers that there are none of."""
 
 MROPE = {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 3, 3]}
+DELTA_NETS: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8, "linear_key_head_dim": 24, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 QWEN3_5 = {
-    "layer_types": ["full_attention"] * 3,
+    **DELTA_NETS,
     "rope_parameters": {
         "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.3,
     },
@@ -559,7 +563,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": (
         "qwen3_next",
         {
-            "layer_types": ["full_attention"] * 3,
+            **DELTA_NETS,
             "num_experts": 6,
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 44,
@@ -568,7 +572,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.3},
         },
     ),
-    "qwen3_next-dense": (
+    "qwen3_next-attention": (
         "qwen3_next",
         {
             "layer_types": ["full_attention"] * 3,

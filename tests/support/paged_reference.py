@@ -28,9 +28,11 @@ class PagedRunner:
         self.tables = order.to(torch.int32).view(num_seqs, width)
         self.lengths = [0] * num_seqs
         self.cache = ReferenceCache.of(config, num_seqs * width + 1, block_size)
+        self._before = self.lengths, self.cache.states
 
     def step(self, chunks: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """chunks: the next tokens of every sequence, none for an idle one. Returns float32 [tokens, V] of each."""
+        self._before = list(self.lengths), dict(self.cache.states)
         ids, positions, slots, seqs, starts = [], [], [], [], [0]
         for seq, chunk in enumerate(chunks):
             for token in chunk:
@@ -58,6 +60,10 @@ class PagedRunner:
                 tensor(seqs),
             )
         return [logits[a:b] for a, b in itertools.pairwise(starts)]
+
+    def undo(self) -> None:
+        """Takes the last step back."""
+        self.lengths, self.cache.states = self._before
 
     def greedy(self, prompt: Sequence[int], count: int, chunk: int = 7) -> tuple[list[int], torch.Tensor]:
         """Greedy ids after `prompt`, prefilled in chunks, and the logits float32 [count, V] they come from."""

@@ -62,6 +62,19 @@ _CODEGEEX2: Config = {
     "tie_word_embeddings": False, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 
+_QWEN3_NEXT: Config = {
+    "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next",
+    "moe_intermediate_size": 512, "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 512,
+    "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": False,
+    "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Published:
@@ -85,6 +98,7 @@ PUBLISHED: dict[str, Published] = {
         },
         32_763_876_352,
     ),
+    "Qwen3-Next-80B-A3B": Published(_QWEN3_NEXT, 79_674_391_296),
     "SUS-Chat-34B": Published(
         {**_YI_34B, "max_position_embeddings": 8192, "pretraining_tp": 1, "rope_scaling": None}, 34_388_917_248
     ),
@@ -186,27 +200,10 @@ _MINIMAX: Config = {
     "shared_moe_mode": "sigmoid", "sliding_window": None, "tie_word_embeddings": False, "use_cache": True,
     "vocab_size": 200064,
 }  # fmt: skip
-_QWEN3_NEXT: Config = {
-    "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4,
-    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120,
-    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next",
-    "moe_intermediate_size": 512, "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 512,
-    "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": False,
-    "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 10000000,
-    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
 HYBRIDS: dict[str, Hybrid] = {
     "MiniMax-Text-01": Hybrid(
         _MINIMAX,
         "layer 0 has linear attention (lightning attention), as have 70 of 80 layers",
         {"attn_type_list": [1] * 80},
-    ),
-    "Qwen3-Next-80B-A3B": Hybrid(
-        _QWEN3_NEXT,
-        "layer 0 has linear attention (a gated delta net), as have 36 of 48 layers",
-        {"layer_types": ["full_attention"] * 48},
     ),
 }

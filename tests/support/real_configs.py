@@ -43,6 +43,10 @@ RESOLVED = _names("""
         nvidia--Llama-3.1-70B-Instruct-FP8_config.json nvidia--MiniMax-M2.5-NVFP4_config.json
         nvidia--MiniMax-M2.7-NVFP4_config.json nvidia--Qwen3-235B-A22B-NVFP4_config.json
         openai--gpt-oss-120b_config.json openai--gpt-oss-20b_config.json
+        Qwen--Qwen3.5-122B-A10B_config.json Qwen--Qwen3.5-27B_config.json Qwen--Qwen3.5-35B-A3B_config.json
+        Qwen--Qwen3.5-397B-A17B_config.json nvidia--Qwen3.5-122B-A10B-NVFP4_config.json
+        nvidia--Qwen3.5-397B-A17B-NVFP4_config.json nvidia--Qwen3.6-27B-NVFP4_config.json
+        nvidia--Qwen3.6-35B-A3B-NVFP4_config.json
     bloom:
         config.json
     deepseek-v2-ktransformers:
@@ -64,7 +68,8 @@ RESOLVED = _names("""
         llava_v1.5_7b.json minicpm3_4b.json mistral.json mistral_7b_instruct.json mixtral.json phi3.json
         phimoe.json qwen2.5_0.5b.json qwen2.5_1.5b.json qwen2.5_14b.json qwen2.5_32b.json qwen2.5_3b.json
         qwen2.5_72b.json qwen2.5_7b.json qwen2.5_vl_7b.json qwen2_7b.json qwen2_vl_2b.json qwen2_vl_7b.json
-        qwen3_30b.json qwen3_4b.json qwen3_8b_fp8.json qwen3_embedding_8b.json qwen3_vl_235b.json
+        qwen3_30b.json qwen3_4b.json qwen3_5_27b.json qwen3_5_35b_a3b.json qwen3_8b_fp8.json
+        qwen3_embedding_8b.json qwen3_vl_235b.json
         qwen3_vl_2b_instruct.json qwen3_vl_30b_a3b_instruct.json qwen_7b.json skywork_reward_llama.json
         smollm_1.7b.json stablelm_3b.json xverse_7b.json
     wizardlm2-8x22b-mixtral:
@@ -104,28 +109,6 @@ _REFUSED = {
             0_6b_config.json 1_7b_config.json 4b_config.json
         executorch-models/qwen3_5/config:
             0_8b_config.json 2b_config.json 4b_config.json
-        """,
-    "layer 0 has linear attention (a gated delta net), as have 30 of 40 layers, which is not supported": """
-        aiconfigurator:
-            Qwen--Qwen3.5-35B-A3B_config.json nvidia--Qwen3.6-35B-A3B-NVFP4_config.json
-        """,
-    "layer 0 has linear attention (a gated delta net), as have 36 of 48 layers, which is not supported": """
-        aiconfigurator:
-            Qwen--Qwen3.5-122B-A10B_config.json nvidia--Qwen3.5-122B-A10B-NVFP4_config.json
-        ome-testdata:
-            qwen3_5_35b_a3b.json
-        """,
-    "layer 0 has linear attention (a gated delta net), as have 45 of 60 layers, which is not supported": """
-        aiconfigurator:
-            Qwen--Qwen3.5-397B-A17B_config.json nvidia--Qwen3.5-397B-A17B-NVFP4_config.json
-        """,
-    "layer 0 has linear attention (a gated delta net), as have 47 of 62 layers, which is not supported": """
-        ome-testdata:
-            qwen3_5_27b.json
-        """,
-    "layer 0 has linear attention (a gated delta net), as have 48 of 64 layers, which is not supported": """
-        aiconfigurator:
-            Qwen--Qwen3.5-27B_config.json nvidia--Qwen3.6-27B-NVFP4_config.json
         """,
     "model_type 'clip_vision_model' is not supported": """
         ome-testdata:
@@ -221,6 +204,7 @@ _OTHER_SIZES = {
     "janus_1.3b": 1.65,  # with embeddings
     "gemma_2_2b": 2.61, "gemma_7b": 8.54, "llama3_2_1b": 1.24,
     "dbrx_132b": 158.0,  # the file has 48 layers, where DBRX has 40
+    "qwen3_5_27b": 17.4, "qwen3_5_35b_a3b": 22.1,  # other sizes than those of the models of that name
 }  # fmt: skip
 """Billions of parameters where they are not the number in the name, which has these words."""
 

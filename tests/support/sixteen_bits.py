@@ -51,7 +51,7 @@ def clear_text(path: Path, dtype: str, length: int, seed: int = 3) -> list[int]:
                 noise = found
             else:
                 for runner in runners:
-                    runner.lengths[0] -= 1
+                    runner.undo()
         if noise == before:
             return text
 

@@ -1,0 +1,69 @@
+"""Models whose layers have states in place of keys and values: KV blocks bring them wherever they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmc.runtime.binding import Artifact, Engine, SamplingParams
+
+from support.artifacts import made_once
+from support.company import check_company
+from support.compiled import compile_tiny
+from support.engine_driver import MIXED_LADDER, assert_greedy, bits, drive, greedy, random_ids
+from support.families import CASES
+from support.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.native
+_CASE = "qwen3_5_text"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+    """The folder of a model, and of its artifact."""
+
+    def make(root: Path) -> None:
+        family, fields = CASES[_CASE]
+        model = make_tiny_model(root / "model", family, **fields)
+        options = {"buckets": f"{MIXED_LADDER},mixed=[8]x[24]", "dtype": "f32", "block_size": 16}
+        compile_tiny(model, root / "out", kernel_cache, **options).close()
+
+    return made_once(tmp_path_factory, "states", make)
+
+
+@pytest.fixture
+def artifact(made: Path) -> Iterator[Artifact]:
+    with Artifact(made / "out") as opened:
+        yield opened
+
+
+def test_bits_do_not_depend_on_company(artifact: Artifact) -> None:
+    check_company(artifact)
+
+
+def test_greedy_ids_are_those_of_transformers(made: Path, artifact: Artifact) -> None:
+    """Also from the prefix cache, and of prompts that end where a block does."""
+    start = random_ids(4, 64)
+    prompts = [start[:48], start, random_ids(1, 5), start[:33], [*start[:32], 7], random_ids(3, 1)]
+    with Engine(artifact, num_threads=2, max_tokens_per_step=20) as engine:
+        for _ in range(2):
+            outputs = drive(engine, [(prompt, greedy(max_tokens=20)) for prompt in prompts])
+            for prompt, (output,) in zip(prompts, outputs, strict=True):
+                assert_greedy(made / "model", prompt, output.ids)
+        assert engine.stats.prefix_hit_tokens > 0
+
+
+def test_beams_take_their_states_along(artifact: Artifact) -> None:
+    """The same beams in any company, from the cache, and where memory makes them give way."""
+    params = SamplingParams(n=3, beam_width=3, max_tokens=24, ignore_eos=True)
+    beams, others = [(random_ids(seed, 15 + seed), params) for seed in range(4)], [(random_ids(9, 40), greedy(30))]
+    with Engine(artifact, num_threads=1, num_blocks=64, prefix_cache=0) as engine:
+        alone = [[bits(one) for one in drive(engine, [beam])[0]] for beam in beams]
+    for num_blocks, tokens in ((100, 7), (14, 20)):
+        with Engine(artifact, num_threads=2, num_blocks=num_blocks, max_tokens_per_step=tokens) as engine:
+            for _ in range(2):
+                found = drive(engine, [*beams, *others])
+                assert [[bits(one) for one in outputs] for outputs in found[: len(beams)]] == alone
+            assert num_blocks > 14 or engine.stats.num_preemptions > 0
