@@ -13,10 +13,11 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _CHINESE = r"[一-龥ࠀ-一가-퟿]+"
 
 
-def _modern(numbers: str) -> str:
-    """GPT-4's expression; models differ in the length of numbers."""
+def _modern(numbers: str, *, marks: bool = False) -> str:
+    """GPT-4's expression; models differ in the length of numbers. marks: they are parts of words, as letters are."""
+    letter, letters = (r"[\p{L}\p{M}]", r"\p{L}\p{M}") if marks else (r"\p{L}", r"\p{L}")
     return (
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{letter}+|{numbers}| ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
         r"\s+(?!\S)|\s+"
     )
 
@@ -79,6 +80,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "dbrx": _DBRX,
     "smaug-bpe": _DBRX,
     "qwen2": PreTokenizer(_GPT4.expressions, nfc=True),
+    "qwen35": PreTokenizer((_modern(r"\p{N}", marks=True),), nfc=True),
     "deepseek-r1-qwen": _GPT4,
     "stablelm2": _GPT4,
     "starcoder": _DIGITS,

@@ -150,6 +150,22 @@ def test_every_architecture(case: str, tmp_path: Path, kernel_cache: Path) -> No
         check_every_bucket(artifact, tokens, reference_logits(values, tokens))
 
 
+@verifies(lambda: [Claim("qwen3_5_text", stored="gguf", target="reference")])
+def test_gated_delta_nets_on_the_reference_target(tmp_path: Path, kernel_cache: Path) -> None:
+    """Value heads of a key head lie apart in the file."""
+    kind, sizes = told_fields("qwen3_5_text", in_blocks("qwen3_5_text"))
+    model, path, values = make_tiny_model(tmp_path / "m", kind, **sizes), tmp_path / "m.gguf", tmp_path / "values"
+    config = open_source(model).config()
+    write_converted(model, path, config, TOLD["qwen3_5_text"][1], in_q8_0, dequantized=values)
+    tokens = [int(t) for t in np.random.default_rng(5).integers(3, 500, 40)]
+    with compile_tiny(
+        path, tmp_path / "out", kernel_cache, buckets=LADDER, dtype="f32", target="reference", tokenizer="none"
+    ) as artifact:
+        check_every_bucket(artifact, tokens, reference_logits(values, tokens))
+        weights = json.loads((tmp_path / "out" / "manifest.json").read_text())["weights"]
+        assert "format" in weights["layers.0.attention.inputs.weight"]
+
+
 @pytest.mark.parametrize("family", [*(rare(one) for one in ENCODERS if one != "bert"), "bert"])
 def test_every_encoder(family: str, tmp_path: Path, kernel_cache: Path) -> None:
     make_encoder(tmp_path / "m", family)

@@ -310,6 +310,17 @@ PIECES: dict[str, list[str]] = {
 }
 
 
+def test_marks_are_parts_of_words_or_not(tmp_path: Path) -> None:
+    found = json.loads((ROOT / "examples" / "tiny-chat" / "tokenizer.json").read_text(encoding="utf-8"))
+    text = "\u0e01\u0e31\u0e19 \u0301a 12"
+    cuts = {}
+    for pre in ("qwen2", "qwen35"):
+        ours = tokenizer_of(byte_level_words(found, pre), tmp_path)
+        cuts[pre] = [text[begin:end] for _, (begin, end) in ours.pre_tokenizer.pre_tokenize_str(text)]
+    assert cuts["qwen2"] == ["\u0e01", "\u0e31\u0e19", " \u0301", "a", " ", "1", "2"]
+    assert cuts["qwen35"] == ["\u0e01\u0e31\u0e19", " \u0301a", " ", "1", "2"]
+
+
 def test_cased_letters_are_told_from_others(tmp_path: Path) -> None:
     found = json.loads((ROOT / "examples" / "tiny-chat" / "tokenizer.json").read_text(encoding="utf-8"))
     ours = tokenizer_of(byte_level_words(found, "deepseek-llm"), tmp_path)

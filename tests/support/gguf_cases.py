@@ -84,6 +84,9 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"mlp_only_layers": []},
         {"rope.dimension_sections": [4, 3, 3, 0], "n_deepstack_layers": 1},
     ),
+    "qwen3_5_moe_text": ({}, {"full_attention_interval": 2, "rope.dimension_sections": [1, 1, 1, 0]}),
+    "qwen3_5_text": ({}, {"full_attention_interval": 2, "rope.dimension_sections": [1, 1, 1, 0]}),
+    "qwen3_next": ({"mlp_only_layers": []}, {"full_attention_interval": 2}),
     "seed_oss": ({}, {}),
     "smollm3": ({}, {}),
     "stablelm": ({}, {"use_parallel_residual": False}),
@@ -102,6 +105,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 _WIDE = {"hidden_size": 96}
 _WIDE_EXPERTS = {**_WIDE, "intermediate_size": 96, "moe_intermediate_size": 32}
+_WIDE_NETS = {**_WIDE, "intermediate_size": 96, "linear_value_head_dim": 16}
+_WIDE_MIXTURES = {**_WIDE_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 _OF_HIDDEN = ("falcon", "falcon-new", "gpt2", "gpt_bigcode")  # whose feed-forward blocks are as wide as that says
 _BLOCKS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_OF_HIDDEN, _WIDE),
@@ -113,6 +118,8 @@ _BLOCKS: dict[str, dict[str, Any]] = {
     "mpt-clipped": {},
     "phi3-long": {"intermediate_size": 96},
     "qwen": {**_WIDE, "kv_channels": 32},
+    "qwen3_5_text": _WIDE_NETS,
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_next"), _WIDE_MIXTURES),
     "qwen2_vl": {**_WIDE, "rope_parameters": {**MROPE, "mrope_section": [6, 5, 5]}},
     "stablelm": {**_WIDE, "partial_rotary_factor": 0.25},
 }

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from llmc.models import ModelConfig
-from llmc.models.config import Heads
+from llmc.models.config import DeltaNet, Heads
 
 from support.gguf_models import paired
 
@@ -32,7 +32,8 @@ ARCHITECTURES = {
     "gpt_bigcode": "starcoder", "gpt_neox": "gptneox", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense",
     "kimi_k2": "deepseek2", "llama4_text": "llama4", "minimax_m2": "minimax-m2", "modernbert": "modern-bert",
     "nomic_bert": "nomic-bert",
-    "phi": "phi2", "qwen2_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe", "roberta": "bert",
+    "phi": "phi2", "qwen2_vl": "qwen2vl", "qwen3_5_moe_text": "qwen35moe", "qwen3_5_text": "qwen35",
+    "qwen3_next": "qwen3next", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe", "roberta": "bert",
     "xlm-roberta": "bert",
 }  # fmt: skip
 """By model_type, where llama.cpp calls it otherwise."""
@@ -101,9 +102,39 @@ def _by_group(tensor: Array, config: ModelConfig) -> list[Array]:
     return [part.reshape(-1, *tensor.shape[1:]) for part in parts]
 
 
+def _of_delta_net(name: str, tensor: Array, net: DeltaNet, *, tiled: bool) -> dict[str, Array]:
+    """What becomes of a tensor of a gated delta net. tiled: value heads of a key head come to lie apart."""
+    if name.endswith("in_proj_qkvz.weight"):
+        each = net.value_size // net.key_heads
+        cuts = np.cumsum((net.key_dim, net.key_dim, each))
+        q, k, v, z = np.split(tensor.reshape(net.key_heads, -1, tensor.shape[-1]), cuts, axis=1)
+        qkv = np.concatenate([part.reshape(-1, tensor.shape[-1]) for part in (q, k, v)])
+        return {name.replace("qkvz", "qkv"): qkv, name.replace("qkvz", "z"): z.reshape(-1, tensor.shape[-1])}
+
+    def in_order(rows: Array) -> Array:
+        apart = rows.reshape(net.key_heads, net.value_heads // net.key_heads, -1, *rows.shape[1:])
+        return apart.swapaxes(0, 1).reshape(rows.shape) if tiled else rows
+
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        squeezed, keys = tensor.squeeze(), 2 * net.key_size
+        return {name: np.concatenate((squeezed[:keys], in_order(squeezed[keys:])))}
+    if name.endswith("out_proj.weight"):
+        return {name: in_order(tensor.T).T}
+    if name.endswith(".A_log"):
+        # Where places are counted, as float64, a vector is not used.
+        return {name: in_order(-np.exp(tensor) if tensor.dtype == np.float32 else tensor)}
+    if name.endswith(".dt_bias"):
+        return {name.replace("dt_bias", "dt_proj.bias"): in_order(tensor)}
+    return {name: tensor if name.endswith((".norm.weight", "in_proj_ba.weight")) else in_order(tensor)}
+
+
 def _parts(name: str, tensor: Array, config: ModelConfig) -> dict[str, Array]:
     """What becomes of one tensor."""
     kind = config.model_type
+    if ".linear_attn." in name and config.delta_net is not None:
+        return _of_delta_net(name, tensor, config.delta_net, tiled=kind.startswith("qwen3_5"))
+    if kind.startswith(("qwen3_5", "qwen3_next")) and name.endswith("norm.weight"):
+        return {name: tensor + np.float32(1)}
     if kind in ("bloom", "gpt_neox", "falcon") and "query_key_value" in name:
         return {name: np.concatenate(_by_group(tensor, config))}
     if kind == "internlm2" and "wqkv" in name:
@@ -295,6 +326,14 @@ def _metadata(config: ModelConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
             found |= {**apart, "attention.key_length": config.head_dim, "attention.value_length": latent.rank}
     if config.full_heads is not None:
         found |= _of_gemma4(config, config.full_heads, fields.get("text_config", fields))
+    if (net := config.delta_net) is not None:
+        found |= {
+            "ssm.conv_kernel": net.taps,
+            "ssm.state_size": net.key_dim,
+            "ssm.group_count": net.key_heads,
+            "ssm.time_step_rank": net.value_heads,
+            "ssm.inner_size": net.value_size,
+        }
     if config.sliding_window:
         found["attention.sliding_window"] = config.sliding_window
     if experts is not None:

@@ -62,6 +62,7 @@ class Architecture:
     truncated: yarn rounds its range to whole elements.
     of_layers, of_model: names of tensors that few architectures have, theirs → ours; {} in ours numbers the matrices of
     one tensor.
+    tiled: value heads of gated delta nets are in the order of `DeltaNet.tiled`.
     weights: makes the weight map of the layout.
     """
 
@@ -75,12 +76,14 @@ class Architecture:
     truncated: bool = True
     of_layers: Mapping[str, str] = field(default_factory=dict)
     of_model: Mapping[str, str] = field(default_factory=dict)
+    tiled: bool = False
     weights: Callable[[Layout, ModelConfig], WeightMap] = Layout.weight_map
 
     def fitted(self, names: Container[str]) -> Architecture:
         """The mapping for a file with these tensors: some files merge two or three parts."""
         layout = self.layout
-        if "blk.0.attn_qkv.weight" in names:
+        # Of gated delta nets, that tensor is no attention's.
+        if "blk.0.attn_qkv.weight" in names and "attn_qkv.weight" not in self.of_layers:
             layout = replace(layout, qkv=("self_attn.qkv_proj",))
         if "blk.0.ffn_up.weight" in names and "blk.0.ffn_gate.weight" not in names and self.gated:
             layout = replace(layout, gate_up=("mlp.gate_up_proj",))

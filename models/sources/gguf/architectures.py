@@ -7,7 +7,7 @@ from llmc.models.errors import ModelError
 from llmc.models.families.gemma3n import stream_weights
 from llmc.models.families.gemma4 import full_weights
 from llmc.models.layout import Layout
-from llmc.models.sources.gguf import gemma4, streams
+from llmc.models.sources.gguf import delta_net, gemma4, streams
 from llmc.models.sources.gguf.architecture import Architecture
 
 _OF_MIXTRAL = Layout(
@@ -70,6 +70,10 @@ ARCHITECTURES = {
         Architecture("olmo2", "olmo2"),
         Architecture("qwen2moe", "qwen2_moe"),
         Architecture("qwen3moe", "qwen3_moe"),
+        Architecture("qwen3next", "qwen3_next", delta_net.BY_KEY_HEAD, of_layers=delta_net.OF_LAYERS),
+        # Also Qwen3.6; decoders of models that read images.
+        Architecture("qwen35", "qwen3_5_text", delta_net.LAYOUT, of_layers=delta_net.OF_LAYERS, tiled=True),
+        Architecture("qwen35moe", "qwen3_5_moe_text", delta_net.LAYOUT, of_layers=delta_net.OF_LAYERS, tiled=True),
         Architecture("starcoder2", "starcoder2", Layout(up="mlp.c_fc", down="mlp.c_proj"), gated=False),
         Architecture("apertus", "apertus", gated=False),
         Architecture("arcee", "arcee", paired=True, gated=False),

@@ -13,6 +13,7 @@ from llmc.models.fields import Fields
 from llmc.models.known_keys import check_known
 from llmc.models.registry import get_family
 from llmc.models.sources.gguf.architecture import ROPE_FACTORS, Architecture
+from llmc.models.sources.gguf.delta_net import in_order_of_file
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.more_fields import more_fields
 from llmc.models.sources.gguf.part_names import layers_with
@@ -102,7 +103,7 @@ def read_config(
     ignored = check_known(origin, unread, family, allow_unknown=allow_unknown)
     if ROPE_FACTORS in factors:
         config = replace(config, rope=with_factors(config, factors[ROPE_FACTORS], origin))
-    config = _as_tensors_say(config, shapes)
+    config = in_order_of_file(_as_tensors_say(config, shapes), architecture)
     return with_task_of_file(config, metadata, key("pooling_type"), family, shapes, task, pooling), ignored
 
 

@@ -83,7 +83,7 @@ def _granite(read: Reader) -> dict[str, Any]:
     return {**_of_whole_model(read), **{ours: read.number(theirs, 1.0) for ours, theirs in names.items()}}
 
 
-def _qwen2moe(read: Reader) -> dict[str, Any]:
+def qwen2moe(read: Reader) -> dict[str, Any]:
     """Weights of chosen experts are not normalised."""
     read.no_window()
     shared = read.rows("ffn_up_shexp.weight")
@@ -236,6 +236,6 @@ MIXTURES: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "minimax-m2": _minimax,
     "olmoe": _of_whole_model,
     "phimoe": _phimoe,
-    "qwen2moe": _qwen2moe,
+    "qwen2moe": qwen2moe,
     "qwen3moe": qwen3moe,
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmc.models.sources.gguf.architecture import Architecture
+from llmc.models.sources.gguf.delta_net import DELTA_NETS
 from llmc.models.sources.gguf.encoder_fields import ENCODERS
 from llmc.models.sources.gguf.gemma4 import read_gemma4
 from llmc.models.sources.gguf.metadata import Metadata
@@ -192,6 +193,7 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "stablelm": _stablelm,
     "starcoder": _gpt2,
     **MIXTURES,
+    **DELTA_NETS,
     **ENCODERS,
 }
 
