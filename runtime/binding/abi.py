@@ -59,7 +59,7 @@ class ArtifactInfo(ctypes.Structure):
         ("target_name", c_char * 256),
         *_each(c_int32, "vector_width", "whole_prompts"),
         *_each(c_uint32, "num_adapter_linears", "adapter_slots", "adapter_rank", "num_ranks"),
-        *_each(c_uint64, "adapter_bytes", "rank_weight_bytes"),
+        *_each(c_uint64, "adapter_bytes", "rank_weight_bytes", "max_kv_blocks"),
     ]
 
 

@@ -51,6 +51,7 @@ class ArtifactInfo:
     adapter_bytes: int = 0
     num_ranks: int = 1
     rank_weight_bytes: int = 0
+    max_kv_blocks: int = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)

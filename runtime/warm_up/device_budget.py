@@ -82,7 +82,7 @@ def plan_on_device(
             f"kv-bytes {options.kv_bytes} is more than the {kv_bytes} that weights and graphs leave of "
             f"memory-utilization {options.utilization:g}: lower one or raise the other"
         )
-    kv_bytes = options.kv_bytes or kv_bytes
+    kv_bytes = options.kv_bytes or min(kv_bytes, info.max_kv_blocks * info.kv_block_bytes)
     blocks = max(0, kv_bytes // info.kv_block_bytes - 1)
     tokens = blocks * info.block_size
     lines = (

@@ -22,6 +22,9 @@ constexpr uint32_t kMaxLaunchFacts = 7;
 constexpr uint32_t kCollective = 1u << 31;  // added to the index of a collective in a command
 constexpr int32_t kMaxRanks = 256;
 
+// Bytes of an element. dtype: a code of FORMAT.md.
+uint64_t DTypeBytes(int32_t dtype);
+
 enum class OperandKind : uint32_t {
   kArena = 0,
   kWeight = 1,
@@ -227,6 +230,7 @@ class Artifact {
   Status CheckStages() const;
   Status CheckKvLayers();
   Status CheckStateLayers();
+  uint64_t MostKvBlocks() const;
   Status CheckRanks() const;
   Status CheckCollective(const GraphRecord& graph, uint32_t index, const CollectiveRecord& collective) const;
   Status CheckOrderOfStages(const GraphRecord& graph, const std::string& name) const;

@@ -56,6 +56,8 @@ uint32_t OperandsOf(const CollectiveRecord& collective) {
 
 }  // namespace
 
+uint64_t DTypeBytes(int32_t dtype) { return kDTypeBytes[dtype]; }
+
 Status Artifact::ReadString(uint32_t offset, uint32_t length, const char* what, std::string* out) const {
   if (length == 0 || length > kMaxNameBytes || !InRange(offset, length, strings_.size()) ||
       std::memchr(strings_.data() + offset, 0, length) != nullptr) {

@@ -57,7 +57,23 @@ Status Artifact::CheckStateLayers() {
     least = one.layer + 1;
   }
   shape_.recurrent = !state_layers_.empty();
+  shape_.max_kv_blocks = MostKvBlocks();
   return Status::Ok();
+}
+
+// Kernels count the elements of a pool in int32.
+uint64_t Artifact::MostKvBlocks() const {
+  const uint64_t number_bytes = DTypeBytes(model_.kv_dtype);
+  uint64_t most = INT32_MAX;
+  for (uint32_t layer = 0; layer < static_cast<uint32_t>(model_.num_layers); ++layer) {
+    const bool state = std::any_of(state_layers_.begin(), state_layers_.end(),
+                                   [layer](const StateLayerRecord& one) { return one.layer == layer; });
+    const uint64_t element_bytes = state ? sizeof(float) : number_bytes;
+    for (const uint64_t block_bytes : {key_block_bytes(layer), value_block_bytes(layer)}) {
+      most = std::min(most, INT32_MAX / std::max<uint64_t>(block_bytes / element_bytes, 1));
+    }
+  }
+  return most;
 }
 
 }  // namespace llmc

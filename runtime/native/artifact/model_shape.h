@@ -39,6 +39,7 @@ struct ModelShape {
   // computed in it. So a token must not be computed twice, nor taken back, unless its block is begun anew.
   bool recurrent = false;
 
+  uint64_t max_kv_blocks = INT32_MAX;  // that kernels can address, with the dummy block
   int32_t kv_dtype = 0;
   uint64_t kv_identity = 0;  // of weights, target and runtime, see Artifact::KvIdentity
 

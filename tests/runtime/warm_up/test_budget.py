@@ -32,6 +32,7 @@ VOCAB, BLOCK, MAX_LEN, KV_BLOCK = 100, 16, 64, 1000
 def info(weight_bytes: int = 10_000) -> ArtifactInfo:
     fields: dict[str, Any] = {field.name: 0 for field in dataclasses.fields(ArtifactInfo)}
     fields |= {"vocab_size": VOCAB, "block_size": BLOCK, "max_model_len": MAX_LEN, "kv_block_bytes": KV_BLOCK}
+    fields["max_kv_blocks"] = 2**31 - 1
     return ArtifactInfo(**fields | {"weight_bytes": weight_bytes})
 
 
@@ -185,6 +186,12 @@ def test_what_graphs_leave_goes_to_the_cache() -> None:
 
 def test_an_explicit_pool_is_taken_when_it_fits() -> None:
     assert plan(kv_bytes=8000).kv_bytes == 8000
+
+
+def test_no_pool_is_larger_than_kernels_can_address() -> None:
+    narrow = dataclasses.replace(info(), max_kv_blocks=MAX_LEN // BLOCK + 3)
+    budget = plan_budget(narrow, LADDER, range(len(LADDER)), 10**9, BudgetOptions(1, 0.5, 1))
+    assert budget.kv_bytes == narrow.max_kv_blocks * KV_BLOCK
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ typedef struct llmc_artifact_info {
   uint32_t num_ranks;           /* processes that run it together */
   uint64_t adapter_bytes;       /* of one adapter over all layers, at the largest rank */
   uint64_t rank_weight_bytes;   /* bytes of weights.safetensors that one rank reads, the most of any */
+  uint64_t max_kv_blocks;       /* KV blocks that its kernels can address, with the dummy block */
 } llmc_artifact_info;
 
 #define LLMC_MAX_ADAPTER_PARTS 8

@@ -233,6 +233,18 @@ def test_bad_requests(engine: Engine, prompt: list[int], params: dict[str, Any],
     assert engine.stats.num_waiting == 0
 
 
+def test_a_pool_that_kernels_cannot_address(llama: tuple[Path, Artifact]) -> None:
+    """They count the elements of a layer's pool in int32."""
+    info = llama[1].info
+    keys = info.num_kv_heads * info.head_dim * info.block_size
+    most = info.max_kv_blocks
+    assert 2**30 < most * keys < 2**31  # values may be padded
+    with pytest.raises(LlmcError, match=f"use at most {most - 1}"):
+        Engine(llama[1], num_blocks=most)
+    with pytest.raises(LlmcError, match=f"use at most {most * info.kv_block_bytes}"):
+        Engine(llama[1], kv_bytes=(most + 1) * info.kv_block_bytes)
+
+
 def test_prompt_longer_than_the_pool(llama: tuple[Path, Artifact]) -> None:
     with (
         Engine(llama[1], num_threads=1, num_blocks=2) as engine,
