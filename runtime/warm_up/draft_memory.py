@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from llmc.runtime.binding import ArtifactInfo
@@ -35,5 +36,10 @@ def kv_beside_draft(room: int, info: ArtifactInfo, draft: DraftMemory | None) ->
     fit."""
     if draft is None:
         return room
-    each = info.kv_block_bytes + -(-draft.kv_block * info.block_size // draft.block_size)
-    return max(0, (room - 2 * draft.kv_block) // each) * info.kv_block_bytes
+
+    def fits(blocks: int) -> bool:
+        return blocks * info.kv_block_bytes + draft.kv((blocks - 1) * info.block_size) <= room
+
+    # The most that fit, of which one is the dummy block: the draft has no block for it.
+    most = bisect_left(range(1, room // info.kv_block_bytes + 1), True, key=lambda blocks: not fits(blocks))
+    return most * info.kv_block_bytes

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
@@ -158,8 +158,9 @@ def test_a_small_share_keeps_the_base_and_says_what_it_dropped() -> None:
 
 
 @given(st.integers(20_000, 200_000), st.integers(1, 400), st.integers(1, 40), st.integers(0, 3000))
+@example(22_962, 131, 7, 1095)
 def test_a_draft_has_its_part(available: int, kv_block: int, block_size: int, fixed: int) -> None:
-    """Whatever its blocks are, both caches fit, and the model's could not have two blocks more."""
+    """Whatever its blocks are, both caches fit, and the model's could not have a block more."""
     draft = DraftMemory(fixed, 500, kv_block, block_size)
     options = BudgetOptions(1.0, 0.5)
     try:
@@ -174,8 +175,7 @@ def test_a_draft_has_its_part(available: int, kv_block: int, block_size: int, fi
         return kv_bytes + (-(-tokens // block_size) + 1) * kv_block
 
     assert both(budget.kv_bytes) <= room
-    each = KV_BLOCK + -(-kv_block * BLOCK // block_size)
-    assert both(budget.kv_bytes + KV_BLOCK) > room - each - 3 * kv_block
+    assert both(budget.kv_bytes + KV_BLOCK) > room
     assert budget.kv_bytes // KV_BLOCK > MAX_LEN // BLOCK
     assert any("the draft's" in line for line in budget.lines)
 
