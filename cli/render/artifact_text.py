@@ -14,7 +14,7 @@ from llmc.cli.render.stored_weights import (
 from llmc.cli.render.text_columns import table
 from llmc.cli.render.this_device import code_for, lacks
 from llmc.graphs_format import DTYPES
-from llmc.graphs_records import ModelRecord, Tables
+from llmc.graphs_records import ModelRecord, Tables, layers_differ
 from llmc.units import format_bytes
 
 _MOST_SOURCES = 4
@@ -126,10 +126,10 @@ def artifact_text(tables: Tables, manifest: dict[str, Any], folder: Path | None 
     total = sum(w["bytes"] for w in data["weights"])
     # An encoder's layers share one KV cache in turn, and its tables count just that one.
     layers = (manifest.get("model") or {}).get("num_layers", model.num_layers)
-    heads = (
-        "KV heads that differ by layer" if tables.kv_layers else f"{model.num_kv_heads} KV heads of {model.head_dim}"
-    )
-    states = f", {len(tables.state_layers)} of them with a state" if tables.state_layers else ""
+    with_states = set(tables.state_layers)
+    differ = layers_differ([one for layer, one in enumerate(tables.kv_layers) if layer not in with_states])
+    heads = "KV heads that differ by layer" if differ else f"{model.num_kv_heads} KV heads of {model.head_dim}"
+    states = f", {len(with_states)} of them with a state" if with_states else ""
     parts = [
         f"artifact format {data['format_version']}, fingerprint {data['fingerprint'] or 'unknown'}",
         f"target: {tables.target.name}, for devices of kind {tables.target.kind} with level {tables.target.level} or "

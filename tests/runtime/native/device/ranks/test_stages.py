@@ -27,6 +27,7 @@ from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams
 
 from support.compiled import Pages, random_tokens, replay
+from support.families import DELTA_NETS
 from support.inspected import inspected, inspected_text
 from support.marks import rare
 from support.processes import gone, until
@@ -112,6 +113,15 @@ def logits(path: Path, weights: str) -> np.ndarray:
                 "vocab_size_per_layer_input": 516,
             },
             {"dtype": "bf16"},
+        ),
+        rare(
+            "qwen3_5_text",
+            {
+                **DELTA_NETS,
+                "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+                "num_key_value_heads": 2,
+            },
+            {"dtype": "f32"},
         ),
         rare("gpt_neox", {"use_parallel_residual": True, "tie_word_embeddings": False}, {"dtype": "f32"}),
         rare("bloom", {"intermediate_size": 256}, {"dtype": "f32"}),
