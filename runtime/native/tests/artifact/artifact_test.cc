@@ -322,18 +322,23 @@ llmc_status Verify(std::string* message = nullptr) {
   return status;
 }
 
+// A value in the tables whose refusal says `what`.
+template <class Value>
+void CheckCorrupt(const Tables& good, size_t at, Value value, const char* what) {
+  Bytes bytes = good.file;
+  Put(&bytes, at, value);
+  FixCrc(&bytes);
+  Write("graphs.bin", bytes);
+  std::string message;
+  const bool said = Open(&message) == LLMC_ERR_CORRUPT && message.find(what) != std::string::npos;
+  if (!said) std::fprintf(stderr, "byte %zu: '%s', not '%s'\n", at, message.c_str(), what);
+  CHECK(said);
+}
+
 // The tables of an artifact for two ranks, which has two collectives.
 void TestDamagedRanks(const Tables& good) {
   std::string message;
-  const auto corrupt = [&](size_t at, auto value, const char* what) {
-    Bytes bytes = good.file;
-    Put(&bytes, at, value);
-    FixCrc(&bytes);
-    Write("graphs.bin", bytes);
-    const bool said = Open(&message) == LLMC_ERR_CORRUPT && message.find(what) != std::string::npos;
-    if (!said) std::fprintf(stderr, "byte %zu: '%s', not '%s'\n", at, message.c_str(), what);
-    CHECK(said);
-  };
+  const auto corrupt = [&](size_t at, auto value, const char* what) { CheckCorrupt(good, at, value, what); };
   const size_t model = good.offset[2] + 112, weight = good.offset[4], command = good.offset[6];
   const size_t operand = good.offset[7], collective = good.offset[11];
   corrupt(8, uint32_t{6}, "section of collectives, which version 6 has not");
@@ -369,15 +374,7 @@ void TestDamagedRanks(const Tables& good) {
 // Layers of the KV cache that differ in the sizes of their KV blocks.
 void TestDamagedKvLayers(const Tables& good) {
   std::string message;
-  const auto corrupt = [&](size_t at, auto value, const char* what) {
-    Bytes bytes = good.file;
-    Put(&bytes, at, value);
-    FixCrc(&bytes);
-    Write("graphs.bin", bytes);
-    const bool said = Open(&message) == LLMC_ERR_CORRUPT && message.find(what) != std::string::npos;
-    if (!said) std::fprintf(stderr, "byte %zu: '%s', not '%s'\n", at, message.c_str(), what);
-    CHECK(said);
-  };
+  const auto corrupt = [&](size_t at, auto value, const char* what) { CheckCorrupt(good, at, value, what); };
   const size_t model = good.offset[2], operand = good.offset[7], layers = good.offset[13];
   const size_t section = 64 + 12 * 24;
   corrupt(8, uint32_t{9}, "section of kv_layers, which version 9 has not");
@@ -418,15 +415,7 @@ void TestDamagedKvLayers(const Tables& good) {
 // Layers of the KV cache that have a state.
 void TestDamagedStateLayers(const Tables& good) {
   std::string message;
-  const auto corrupt = [&](size_t at, auto value, const char* what) {
-    Bytes bytes = good.file;
-    Put(&bytes, at, value);
-    FixCrc(&bytes);
-    Write("graphs.bin", bytes);
-    const bool said = Open(&message) == LLMC_ERR_CORRUPT && message.find(what) != std::string::npos;
-    if (!said) std::fprintf(stderr, "byte %zu: '%s', not '%s'\n", at, message.c_str(), what);
-    CHECK(said);
-  };
+  const auto corrupt = [&](size_t at, auto value, const char* what) { CheckCorrupt(good, at, value, what); };
   const size_t layers = good.offset[14], section = 64 + 13 * 24;
   corrupt(8, uint32_t{10}, "section of state_layers, which version 10 has not");
   corrupt(section, uint32_t{99}, "no section of state_layers");
