@@ -248,6 +248,7 @@ void Property(uint32_t seed, bool recurrent) {
 int main() {
   for (uint32_t seed = 0; seed < 600; ++seed) {
     for (const bool recurrent : {false, true}) {
+      if (recurrent && seed % 3 != 0) continue;  // one in three, since sanitizers are slow
       const int before = Failures();
       Property(seed, recurrent);
       if (Failures() != before) std::fprintf(stderr, "  seed %u%s\n", seed, recurrent ? ", recurrent" : "");
