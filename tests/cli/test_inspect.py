@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from llmc.cli.render.artifact_text import artifact_text
 from llmc.cli.render.graph_formats import InspectError
 from llmc.compiler.store import graphs_writer as w
 from llmc.graphs_format import FAMILIES
-from llmc.graphs_records import KernelRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
+from llmc.graphs_records import KernelRecord, KvLayerRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
 from llmc.manifest import ManifestError
 from llmc.runtime.graphs_checks import FormatError
 from llmc.runtime.graphs_file import read_graphs
@@ -338,6 +339,17 @@ def test_verify_lists_a_few_and_counts_the_rest(artifact: Path) -> None:
     with pytest.raises(FormatError, match=r"'embed'.*; .*, and [0-9]+ more: compile") as caught:
         invoke(artifact, "--verify")
     assert "\n" not in str(caught.value)
+
+
+def test_inspect_tells_layers_with_a_state_from_those_whose_heads_differ(chat_artifact: Path) -> None:
+    tables, manifest = read_graphs(chat_artifact), json.loads((chat_artifact / "manifest.json").read_text())
+    layers, heads = tables.model.num_layers, f"{tables.model.num_kv_heads} KV heads of {tables.model.head_dim}"
+    assert f"model: {layers} layers, {heads}," in artifact_text(tables, manifest)
+    of_layers = (KvLayerRecord(4096, 96), *[tables.kv_layer(0)] * (layers - 1))
+    unlike = replace(tables, kv_layers=of_layers)
+    assert f"model: {layers} layers, KV heads that differ by layer," in artifact_text(unlike, manifest)
+    one = replace(unlike, state_layers=(0,))
+    assert f"model: {layers} layers, 1 of them with a state, {heads}," in artifact_text(one, manifest)
 
 
 def test_inspect_tells_what_a_pool_needs(chat_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli.render.artifact_text import artifact_text
-from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
-from llmc.runtime.graphs_file import read_graphs
 
 from support.artifacts import made_once
 from support.company import check_company
@@ -40,11 +37,6 @@ def made(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
 def artifact(made: Path) -> Iterator[Artifact]:
     with Artifact(made / "out") as opened:
         yield opened
-
-
-def test_inspect_counts_layers_with_a_state(made: Path) -> None:
-    text = artifact_text(read_graphs(made / "out"), read_manifest(made / "out"))
-    assert "model: 3 layers, 2 of them with a state, 1 KV heads of" in text
 
 
 def test_bits_do_not_depend_on_company(artifact: Artifact) -> None:
