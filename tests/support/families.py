@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.gemma_families import OF_GEMMA
+from support.qwen_families import OF_QWEN
 
 LONG = {
     "rope_type": "longrope",
@@ -68,21 +69,6 @@ NO_STATES = {"mamba_n_heads": 8, "mamba_d_head": 15, "mamba_d_state": 16}
 """transformers checks sizes of layers that there are none of."""
 
 MROPE = {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 3, 3]}
-DELTA_NETS: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8, "linear_key_head_dim": 24, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4,
-}  # fmt: skip
-QWEN3_5 = {
-    **DELTA_NETS,
-    "rope_parameters": {
-        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.3,
-    },
-}  # fmt: skip
-QWEN3_5_MOE = {
-    **QWEN3_5, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 44,
-    "shared_expert_intermediate_size": 52,
-}  # fmt: skip
-
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
     "aquila": ("aquila", {}),
@@ -538,55 +524,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "qwen": ("qwen", {}),
-    "qwen-biases": ("qwen", {"no_bias": False, "kv_channels": 16}),
-    "qwen2": ("qwen2", {}),
-    "qwen2_moe": (
-        "qwen2_moe",
-        {
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 44,
-            "shared_expert_intermediate_size": 52,
-            "mlp_only_layers": [1],
-        },
-    ),
-    "qwen3": ("qwen3", {}),
-    "qwen3_moe": (
-        "qwen3_moe",
-        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
-    ),
-    "qwen3_moe-some-layers": (
-        "qwen3_moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 2},
-    ),
-    "qwen3_next": (
-        "qwen3_next",
-        {
-            **DELTA_NETS,
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 44,
-            "shared_expert_intermediate_size": 52,
-            "mlp_only_layers": [1],
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.3},
-        },
-    ),
-    "qwen3_next-attention": (
-        "qwen3_next",
-        {
-            "layer_types": ["full_attention"] * 3,
-            "num_experts": 0,
-            "attention_bias": True,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 24,
-        },
-    ),
-    "qwen3_5": ("qwen3_5", QWEN3_5),
-    "qwen3_5_moe": ("qwen3_5_moe", QWEN3_5_MOE),
-    "qwen3_5_moe_text": ("qwen3_5_moe_text", QWEN3_5_MOE),
-    "qwen3_5_text": ("qwen3_5_text", QWEN3_5),
+    **OF_QWEN,
     "qwen2_5_vl": ("qwen2_5_vl", {"rope_parameters": MROPE}),
     "qwen2_audio": ("qwen2_audio", {}),
     "qwen2_vl": ("qwen2_vl", {"rope_parameters": MROPE, "tie_word_embeddings": True}),

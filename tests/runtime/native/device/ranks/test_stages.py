@@ -27,10 +27,10 @@ from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams
 
 from support.compiled import Pages, random_tokens, replay
-from support.families import DELTA_NETS
 from support.inspected import inspected, inspected_text
 from support.marks import rare
 from support.processes import gone, until
+from support.qwen_families import DELTA_NETS
 from support.tiny_models import make_tiny_model
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [3, 4, 5], [100, 200, 300, 400] * 9, [5, 6, 7, 8] * 5, [5, 6, 7, 8] * 5 + [9]]
