@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.models.config import DeltaNet, ModelConfig
+from llmc.models.config import ModelConfig
+from llmc.models.delta_net import DeltaNet
 from llmc.models.latent_layout import Linears
 from llmc.models.weight_map import Rows, Source, Target
 

@@ -9,7 +9,6 @@ from llmc.models.brief import brief
 from llmc.models.config import (
     Activation,
     Alibi,
-    DeltaNet,
     Experts,
     Heads,
     Latent,
@@ -23,6 +22,7 @@ from llmc.models.config import (
     Streams,
     TokenInputs,
 )
+from llmc.models.delta_net import DeltaNet
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.rope_fields import read_rope

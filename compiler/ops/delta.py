@@ -9,7 +9,6 @@ from __future__ import annotations
 from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.definition import F32, I32, Argument, BufferSource, GraphParams, KernelCall, OpDef
-from llmc.compiler.ops.delta_sizes import DELTA_RULE_OP, SHORT_CONV_OP
 
 _OF_SEQUENCES = {
     "block_tables": Argument(2, I32),
@@ -23,7 +22,7 @@ def _short_conv(site: Site, graph: GraphParams) -> list[KernelCall]:
     taps, (weights,) = int(site.attributes["taps"]), site.attributes["weight_shapes"]["weight"]
     spec = KernelSpec.of(
         "other",
-        SHORT_CONV_OP,
+        "short_conv",
         channels=weights // taps,
         stride=site.attributes["widths"]["x"],
         taps=taps,
@@ -37,7 +36,7 @@ def _delta_rule(site: Site, graph: GraphParams) -> list[KernelCall]:
     heads, key_heads, key_dim = int(a["widths"]["gates"]) // 2, int(a["key_heads"]), int(a["key_dim"])
     spec = KernelSpec.of(
         "attention",
-        DELTA_RULE_OP,
+        "delta_rule",
         heads=heads,
         key_heads=key_heads,
         key_dim=key_dim,
@@ -49,13 +48,13 @@ def _delta_rule(site: Site, graph: GraphParams) -> list[KernelCall]:
 
 
 SHORT_CONV = OpDef(
-    SHORT_CONV_OP,
+    "short_conv",
     {"x": Argument(2, F32), "weight": Argument(1, F32), **_OF_SEQUENCES},
     lambda call: ((call.shapes["x"][0], call.shapes["weight"][0] // call.values["taps"]), F32[0]),
     _short_conv,
 )
 DELTA_RULE = OpDef(
-    DELTA_RULE_OP,
+    "delta_rule",
     {"qkv": Argument(2, F32), "gates": Argument(2, F32), **_OF_SEQUENCES},
     lambda call: (
         (call.shapes["qkv"][0], call.shapes["qkv"][1] - 2 * call.values["key_heads"] * call.values["key_dim"]),
@@ -63,3 +62,11 @@ DELTA_RULE = OpDef(
     ),
     _delta_rule,
 )
+
+
+def state_block_bytes(spec: KernelSpec) -> int:
+    """Bytes of a block of the pool that a kernel of a layer with a state reads and writes; 0 for other kernels."""
+    p = spec.as_dict()
+    if spec.op == SHORT_CONV.name:
+        return 4 * (int(p["taps"]) - 1) * int(p["channels"])
+    return 4 * int(p["heads"]) * int(p["key_dim"]) * int(p["value_dim"]) if spec.op == DELTA_RULE.name else 0

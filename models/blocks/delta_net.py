@@ -10,7 +10,8 @@ from llmc.models import delta_ops, ops
 from llmc.models.blocks.attention import StepInputs
 from llmc.models.blocks.layers import Block, Linear, empty
 from llmc.models.blocks.norms import over_root_mean_square
-from llmc.models.config import DeltaNet, ModelConfig
+from llmc.models.config import ModelConfig
+from llmc.models.delta_net import DeltaNet
 
 
 class Convolution(Block):

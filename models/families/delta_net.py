@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.models.config import DeltaNet
+from llmc.models.delta_net import DeltaNet
 from llmc.models.errors import ModelError
 from llmc.models.families.layer_kinds import FULL, LINEAR, read_layer_types
 from llmc.models.fields import Fields

@@ -18,7 +18,8 @@ from llmc.compiler.store.described import version_with
 from llmc.compiler.targets.registry import resolve_target
 from llmc.graphs_format import VERSION_OF_KV_LAYERS, VERSION_OF_STATE_LAYERS
 from llmc.graphs_records import KvLayerRecord
-from llmc.models.config import DeltaNet, ModelConfig
+from llmc.models.config import ModelConfig
+from llmc.models.delta_net import DeltaNet
 from llmc.models.sources.base import ModelSource
 
 from support.tiny_models import make_tiny_model

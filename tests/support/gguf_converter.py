@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from llmc.models import ModelConfig
-from llmc.models.config import DeltaNet, Heads
+from llmc.models.config import Heads
+from llmc.models.delta_net import DeltaNet
 
 from support.gguf_models import paired
 
