@@ -70,7 +70,7 @@ Status PoolBlocks(const llmc::ModelShape& model, const llmc_engine_options& o, u
     blocks = std::max<uint64_t>(std::min(seqs * per_seq, kDefaultKvBytes / block_bytes), 1);
   }
   // Slots, and the elements of a layer's pool, are counted in int32.
-  const uint64_t most = std::min(kMost / block_size, model.max_kv_blocks) - 1;
+  const uint64_t most = std::max<uint64_t>(std::min(kMost / block_size, model.max_kv_blocks), 1) - 1;
   if (blocks > most && o.num_blocks == 0 && o.kv_bytes != 0) {
     return Invalid("kv_bytes is " + std::to_string(o.kv_bytes) + "; use at most " +
                    std::to_string((most + 1) * block_bytes) + ".");
