@@ -11,7 +11,6 @@ __device__ __forceinline__ float llmc_max(float a, float b) { return a > b ? a :
 __device__ __forceinline__ float llmc_min(float a, float b) { return a < b ? a : b; }
 // The sum of four products of signed bytes.
 __device__ __forceinline__ int llmc_dot4(int a, int b) { return __dp4a(a, b, 0); }
-__device__ __forceinline__ int llmc_word(const void* from) { return *(const int*)from; }
 __device__ __forceinline__ int as_int(float x) { return __float_as_int(x); }
 __device__ __forceinline__ uint as_uint(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float as_float(int x) { return __int_as_float(x); }

@@ -17,8 +17,8 @@ from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
 """Work items per group."""
-LINEAR_ROWS = 4
-"""Rows per tile of a linear layer."""
+LINEAR_ROWS = 16
+"""The most rows of a tile of a linear layer."""
 EXPERT_ORDER = "expert_order"
 Params = dict[str, Param]
 _MOST_RUNS = 4  # that a tile of tokens has groups for; they take turns beyond it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ void llmc_load8(uint* to, const __global void* from) {
   const uint2 words = *(const __global uint2*)from;
   to[0] = words.x, to[1] = words.y;
 }
-int llmc_word(const __global void* from) { return *(const __global int*)from; }
+void llmc_load4(uint* to, const __global void* from) { to[0] = *(const __global uint*)from; }
 // The sum of four products of signed bytes: exact, whoever computes it.
 int llmc_dot4(int a, int b) {
 #ifdef __opencl_c_integer_dot_product_input_4x8bit_packed
@@ -76,9 +77,12 @@ class OpenClTarget(GpuTarget):
         """A kernel in OpenCL C. Raises KernelSpecError."""
         import_tvm()
         from llmc.compiler.targets.gpu.codegen import Language, kernel_text
+        from llmc.compiler.targets.gpu.kernels.groups import UNROLLED
 
         head = "__kernel __attribute__((reqd_work_group_size({items}, 1, 1))) void"
-        return kernel_text(self.kernel(spec), Language({"kind": "opencl"}, head), launch_of(spec).items)
+        text = kernel_text(self.kernel(spec), Language({"kind": "opencl"}, head), launch_of(spec).items)
+        # TVM writes this for CUDA alone. Compilers that do not know it skip it.
+        return re.sub(rf"^( *)(?=for \(int {UNROLLED})", r"\1#pragma unroll\n\1", text, flags=re.MULTILINE)
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
         return {**super().listings(spec, variant), "cl": self.text(spec)}

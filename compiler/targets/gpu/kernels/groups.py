@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.reference.kernels.frame import Array, Calling, Expr, Frame, let
 
 MOST_GROUPS = 1 << 16
+UNROLLED = "unrolled"
+"""Begins the names of variables of loops that are unrolled."""
 _UNIT_BYTES = 64  # alignment of operands
 _ITEM_BYTES = {"float32": 4, "uint16": 2, "int32": 4, "uint8": 1, "float64": 8}
 
@@ -97,6 +100,7 @@ def turns(k: Frame, count: int) -> Iterator[Expr]:
 def unrolled(count: int) -> Iterator[Expr]:
     """Loop over 0 … count − 1 that the device's compiler unrolls: arrays stay in registers, and text stays short."""
     with T.attr(T.int32(0), "pragma_unroll_explicit", T.int32(0)), T.unroll(count) as index:
+        IRBuilder.name(UNROLLED, index)
         yield index
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
@@ -15,6 +17,12 @@ from llmc.quantize.formats.codes import E8M0
 from llmc.quantize.formats.tables import TABLES
 
 
+class _Known(NamedTuple):
+    element: Expr
+    number: Expr
+    group: Expr
+
+
 class Matrix(ABC):
     """[N, K] unsigned numbers. groups: per row. group_size: K if a row is one group."""
 
@@ -24,15 +32,29 @@ class Matrix(ABC):
         self.planes = base.planes(width)
         self.groups, self.scales = base.groups(width), base.scales(width)
         self.group_size = width if self.groups == 1 else base.group_size
+        self._known: _Known | None = None
+
+    @contextmanager
+    def known(self, element: Expr, number: Expr, group: Expr) -> Iterator[None]:
+        """Within, nothing is read or computed for the number and the group of this very element."""
+        self._known = _Known(element, number, group)
+        try:
+            yield
+        finally:
+            self._known = None
 
     def operands(self) -> dict[str, str]:
         return {"weight": "u8", **{plane.name: plane.dtype for plane in self.planes}}
 
     def group(self, element: Expr) -> Expr:
+        if self._known is not None and element is self._known.element:
+            return self._known.group
         return T.truncdiv(element, self.group_size)
 
     def number(self, k: Frame, row: Expr, element: Expr) -> Expr:
         """The unsigned number of an element, as int32."""
+        if self._known is not None and element is self._known.element:
+            return self._known.number
         stride = number_bytes(self.width, self.bits)
         if stored_bits(self.bits) == 8:
             return T.Cast("int32", k.raw("weight", row * stride + element))
@@ -67,9 +89,10 @@ class IntegerMatrix(Matrix):
     def fits_bytes(self) -> bool:
         """Whether each such number fits a signed byte."""
 
-    def first_of_word(self, row: Expr, word: Expr) -> Expr | None:
-        """The index of the first of four neighbouring numbers that are stored as bytes around 128, else None."""
-        return None
+    @property
+    def around_middle(self) -> bool:
+        """Whether numbers are stored as bytes around 128."""
+        return False
 
     def float(self, k: Frame, row: Expr, element: Expr) -> Expr:
         return T.Cast("float32", self.whole(k, row, element))
@@ -86,10 +109,9 @@ class Integers(IntegerMatrix):
     def fits_bytes(self) -> bool:
         return self.bits == 4 or not self.format.asymmetric
 
-    def first_of_word(self, row: Expr, word: Expr) -> Expr | None:
-        if self.bits != 8 or self.format.asymmetric:
-            return None
-        return row * number_bytes(self.width, self.bits) + word * 4
+    @property
+    def around_middle(self) -> bool:
+        return self.bits == 8 and not self.format.asymmetric
 
 
 class Steps(IntegerMatrix):

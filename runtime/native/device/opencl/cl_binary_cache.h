@@ -16,6 +16,8 @@ class ClBinaryCache {
   // folder: created at the first write; empty: nothing is cached.
   explicit ClBinaryCache(std::string folder) : folder_(std::move(folder)) {}
 
+  // Whether anything is cached.
+  bool kept() const { return !folder_.empty(); }
   // The binary under `key`; empty if there is none or it is damaged: then it is built and written again.
   std::vector<unsigned char> Read(const std::string& key) const;
   // Renames a finished file, so that no reader sees a part. Errors are ignored: the next start builds again.

@@ -199,6 +199,9 @@ Status ClMachine::AskAlive(std::chrono::nanoseconds most) const {
   return lost_;
 }
 
+// PoCL keeps every kernel. Asked for a binary, it would build them all once more, for groups of any size.
+bool ClMachine::keeps_programs() const { return platform_name_ == "Portable Computing Language"; }
+
 std::string ClMachine::build_options() const {
   // No fused or relaxed arithmetic unless a kernel says so; kernel sources turn contraction off.
   const std::string language = has_dot_products_ ? "-cl-std=CL3.0" : "-cl-std=CL1.2";

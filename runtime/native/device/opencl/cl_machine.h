@@ -54,6 +54,8 @@ class ClMachine {
   // Waits for what the queue holds now. clFinish may wait for later work of other threads, too, and steps follow each
   // other without a gap.
   Status AwaitQueued(cl_command_queue queue, const char* doing) const;
+  // Whether the driver keeps what it built, so that nothing needs to be stored.
+  bool keeps_programs() const;
   // Build options under which results do not depend on the compiler's choices.
   std::string build_options() const;
   std::vector<std::pair<std::string, std::string>> Facts() const;

@@ -23,8 +23,8 @@ ClPrograms::~ClPrograms() {
 Status ClPrograms::Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
                          const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out) {
   LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kKind, kMaxClLevel));
-  std::unique_ptr<ClPrograms> made(new ClPrograms(std::move(machine), cache_folder));
-  const ClMachine& cl = *made->machine_;
+  const ClMachine& cl = *machine;
+  std::unique_ptr<ClPrograms> made(new ClPrograms(std::move(machine), cl.keeps_programs() ? "" : cache_folder));
   for (const KernelRecord& kernel : artifact.kernels()) {
     GpuLaunch launch;
     LLMC_RETURN_IF_ERROR(ReadLaunch(artifact, kernel, cl.group_items(), &launch));
@@ -141,6 +141,7 @@ std::string ClPrograms::Log(cl_program program) const {
 }
 
 void ClPrograms::Store() const {
+  if (!cache_.kept()) return;
   const ClMachine& cl = *machine_;
   for (const Program& one : programs_) {
     size_t bytes = 0;

@@ -1,0 +1,93 @@
+"""Linear layers without tensor cores: every sum is one chain, whatever the number of rows."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.cuda import cuda_text
+from llmc.compiler.targets.gpu.launch import LINEAR_ROWS
+from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
+from llmc.compiler.targets.reference.kernels.padding import number_bytes
+from llmc.quantize.formats.affine import Affine
+from llmc.quantize.formats.base import Quantized, WeightFormat
+from llmc.quantize.formats.integers import Integers
+
+from support.cuda import host_library
+from support.tensor_layers import call_kernel, float_spec, quantized_spec
+
+_N = 66
+_ROWS = (1, 2, 8, 9, LINEAR_ROWS, LINEAR_ROWS + 1)
+"""With tiles of each form, whole and not."""
+_FORMATS: dict[str, tuple[int, WeightFormat | None]] = {
+    "floats": (96, None),
+    "floats, one by one": (97, None),
+    "more floats than are staged at a time": (2304, None),
+    "8 bits": (96, Integers(8)),
+    "4 bits": (96, Integers(4, 32)),
+    "4 bits with zeros": (96, Integers(4, 32, True)),
+    "groups shorter than a read": (96, Integers(8, 8)),
+    "numbers one by one": (90, Integers(4, 6)),
+    "blocks with offsets": (512, Affine(4, 32, block=256, offsets=True)),
+}
+"""Columns, and the format of the weight."""
+
+
+def _spec(name: str) -> KernelSpec:
+    k, format = _FORMATS[name]
+    return float_spec("f32", k, _N) if format is None else quantized_spec("f32", k, _N, format)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    assert all(tensor_layer(_spec(name)) is None for name in _FORMATS)
+    return ctypes.CDLL(str(host_library([cuda_text(_spec(name)) for name in _FORMATS], tmp_path_factory.mktemp("k"))))
+
+
+@pytest.fixture(scope="module")
+def fma() -> Callable[[float, float, float], float]:
+    of_c = ctypes.CDLL(None).fmaf
+    of_c.restype, of_c.argtypes = ctypes.c_float, [ctypes.c_float] * 3
+    found: Callable[[float, float, float], float] = of_c
+    return found
+
+
+@pytest.mark.parametrize("name", list(_FORMATS))
+def test_sums_are_chains(name: str, library: ctypes.CDLL, fma: Callable[[float, float, float], float]) -> None:
+    """Numbers are near float64 sums. Bits of a row are those that it has alone, and of some columns those of fmaf."""
+    (k, format), random = _FORMATS[name], np.random.default_rng(5)
+    x = random.standard_normal((max(_ROWS), k), dtype=np.float32)
+    weight = random.standard_normal((_N, k), dtype=np.float32)
+    operands, wide = [weight], weight
+    if format is not None:
+        quantized = Quantized.empty(format, _N, k)
+        format.quantize_rows(weight, quantized)
+        wide = format.value(quantized).astype(np.float32)
+        numbers = np.zeros((_N, number_bytes(k, format.bits)), np.uint8)
+        stored = quantized.numbers
+        packed = stored[:, 0::2] | stored[:, 1::2] << np.uint8(4) if format.bits == 4 else stored
+        numbers[:, : packed.shape[1]] = packed
+        operands = [numbers, *map(np.ascontiguousarray, quantized.planes.values())]
+
+    def run(first: int, rows: int) -> np.ndarray:
+        out = np.full((rows + 1, _N), 77, np.float32)
+        call_kernel(library, _spec(name), [x[first : first + rows].copy(), *operands, out], rows, groups=3)
+        assert (out[rows] == 77).all()  # nothing is written behind the last row
+        return out[:rows]
+
+    alone = np.concatenate([run(row, 1) for row in range(len(x))])
+    expected = x.astype(np.float64) @ wide.astype(np.float64).T
+    assert np.abs(alone - expected).max() < 1e-5 * np.abs(expected).max()
+    for rows in _ROWS:
+        np.testing.assert_array_equal(run(0, rows).view(np.int32), alone[:rows].view(np.int32))
+    if isinstance(format, Affine):
+        return  # its values are rounded in another order
+    for column in (0, 63, 64, _N - 1):
+        total = 0.0
+        for a, b in zip(x[0], wide[column], strict=True):
+            total = fma(a, b, total)
+        assert np.float32(total) == alone[0, column]
