@@ -62,7 +62,8 @@ def test_sums_are_chains(name: str, library: ctypes.CDLL, fma: Callable[[float, 
     (k, format), random = _FORMATS[name], np.random.default_rng(5)
     x = random.standard_normal((max(_ROWS), k), dtype=np.float32)
     weight = random.standard_normal((_N, k), dtype=np.float32)
-    operands, wide = [weight], weight
+    operands: list[np.ndarray] = [weight]
+    wide = weight
     if format is not None:
         quantized = Quantized.empty(format, _N, k)
         format.quantize_rows(weight, quantized)
