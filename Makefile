@@ -14,7 +14,7 @@ NATIVE_UNITS = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.c
 # What the native library is built of.
 LIBRARY_FILES = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -type f -not -name ".*" -print)
 
-.PHONY: all demo bench test test-slow test-all test-levels test-exhaustive load-test lint lint-python lint-format lint-native docs native-test sanitize wheel clean
+.PHONY: all demo bench test test-slow test-all test-levels test-intel-opencl test-exhaustive load-test lint lint-python lint-format lint-native docs native-test sanitize wheel clean
 
 all: test
 
@@ -62,6 +62,18 @@ LEVEL_TESTS := $(CPU_TESTS)/test_kernels_attention.py $(CPU_TESTS)/test_generic_
 test-levels: $(STAMP)
 	@tests="$(LOWEST_TESTS)"; for target in $$($(BIN)/python tests/support/lower_levels.py); do \
 	  echo "as $$target:"; LLMC_NATIVE_TARGET=$$target $(PYTEST) -m "native and not exhaustive" $$tests || exit 1; tests="$(LEVEL_TESTS)"; done
+
+# OpenCL once more, on Intel's driver for CPUs: another vendor's compiler, command buffers and products of bytes.
+INTEL_OPENCL := $(CURDIR)/build/intel-opencl
+OPENCL_TESTS := $(addprefix tests/,compiler/targets/gpu/test_opencl_target.py compiler/targets/gpu/test_dot_products.py \
+  $(addprefix runtime/native/,device/test_opencl_device.py device/ranks/test_opencl_ranks.py engine/test_opencl_engine.py \
+  sampling/test_opencl_sampling.py))
+$(INTEL_OPENCL)/vendors/intel.icd:
+	python3 -m venv $(INTEL_OPENCL)
+	$(INTEL_OPENCL)/bin/pip install --quiet intel-opencl-rt intel-cmplr-lib-rt
+	mkdir -p $(@D) && echo $(INTEL_OPENCL)/lib/libintelocl.so > $@
+test-intel-opencl: $(STAMP) $(INTEL_OPENCL)/vendors/intel.icd
+	OCL_ICD_VENDORS=$(INTEL_OPENCL)/vendors LD_LIBRARY_PATH=$(INTEL_OPENCL)/lib $(PYTEST) -m "not exhaustive" $(OPENCL_TESTS)
 
 # 2600 good, cut-off and malformed requests against a server whose KV pool is too small.
 load-test: $(STAMP)
