@@ -11,7 +11,8 @@
 // extensions=0             the device has no extensions: no command buffers, no subgroups, no half precision
 // command_buffers=0, subgroups=0, fp16=0
 //                          it has none of one kind; a program that uses what it lacks is not built
-// dot=1                    it has cl_khr_integer_dot_product, made of plain products, in programs of OpenCL C 3.0 alone
+// dot=1                    it has cl_khr_integer_dot_product in programs of OpenCL C 3.0 alone; else it lacks it. Where the
+//                          machine's driver has none, it is made of plain products
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -121,28 +122,32 @@ constexpr Lack kLacks[] = {
     {"fp16", "cl_khr_fp16", "\\bhalf\\d*\\b|cl_khr_fp16"},
 };
 
+constexpr const char* kDotExtension = "cl_khr_integer_dot_product";
+
 // A device's extensions without those that it is to lack.
 std::string WithoutLacks(const std::string& extensions) {
   std::istringstream words(extensions);
   std::string word, left;
   while (words >> word) {
-    bool has = true;
+    bool has = word != kDotExtension;
     for (const Lack& one : kLacks) {
       has = has && (Order(one.order, 1) != 0 || !std::regex_match(word, std::regex(one.extensions)));
     }
     if (has) left += word + " ";
   }
-  return Order("dot", 0) != 0 ? left + "cl_khr_integer_dot_product" : left;
+  return Order("dot", 0) != 0 ? left + kDotExtension : left;
 }
 
 // Another order of the products than that of kernels without the extension.
 constexpr const char* kDotProducts = R"(
+#ifndef __opencl_c_integer_dot_product_input_4x8bit_packed
 #define __opencl_c_integer_dot_product_input_4x8bit_packed 1
 int dot_4x8packed_ss_int(uint a, uint b) {
   int sum = 0;
   for (int up = 24; up >= 0; up -= 8) sum += (int)(char)(a >> up) * (int)(char)(b >> up);
   return sum;
 }
+#endif
 )";
 std::atomic<uint64_t> g_num_dot_programs{0};
 
