@@ -8,6 +8,7 @@ A state lies in the KV blocks of its layer: a block has the state behind the las
 import torch
 from torch import Tensor
 
+from llmc.models.activations import activated
 from llmc.models.ops import llmc_op
 from llmc.models.reference import active_cache
 
@@ -25,11 +26,14 @@ def short_conv(
     positions: Tensor,
     layer: int,
     taps: int,
+    bias: Tensor | None = None,
+    activation: str = "silu",
 ) -> Tensor:
-    """Convolves each of the leading C columns of x float32 [T, X] along a sequence, then applies SiLU: float32 [T, C].
+    """Convolves each of the leading C columns of x float32 [T, X] along a sequence: float32 [T, C].
 
-    weight: float32 [taps C], the tap of a token itself last. A sequence begins with zeros. Its last taps - 1 inputs,
-    the oldest first, are the window of its KV block. Other arguments: as in `ops.paged_attention`.
+    weight: float32 [taps C], the tap of a token itself last. bias: float32 [C], added to the sum. activation: what
+    follows, silu or none. A sequence begins with zeros. Its last taps - 1 inputs, the oldest first, are the window of
+    its KV block. Other arguments: as in `ops.paged_attention`.
     """
     taps_of = weight.view(taps, -1)
     channels, cache = taps_of.shape[1], active_cache()
@@ -42,7 +46,9 @@ def short_conv(
         out[rows] = sum(inputs[tap : tap + len(rows)] * taps_of[tap] for tap in range(taps))
         for i in range(len(rows)):
             cache.put_state("window", layer, block_tables[seq], first + i, inputs[i + 1 : i + taps])
-    return torch.nn.functional.silu(out)
+    if bias is not None:
+        out = out + bias
+    return out if activation == "none" else activated(out, activation)
 
 
 @short_conv.register_fake
@@ -55,6 +61,8 @@ def _(
     positions: Tensor,
     layer: int,
     taps: int,
+    bias: Tensor | None = None,
+    activation: str = "silu",
 ) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0] // taps), dtype=torch.float32)
 

@@ -7,7 +7,7 @@ convolution of later tokens reads.
 from __future__ import annotations
 
 from llmc.compiler.graph.commands import Site
-from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.definition import F32, I32, Argument, BufferSource, GraphParams, KernelCall, OpDef
 
 _OF_SEQUENCES = {
@@ -20,6 +20,9 @@ _OF_SEQUENCES = {
 
 def _short_conv(site: Site, graph: GraphParams) -> list[KernelCall]:
     taps, (weights,) = int(site.attributes["taps"]), site.attributes["weight_shapes"]["weight"]
+    bias, activation = ("bias",) if "bias" in site.tensors else (), str(site.attributes["activation"])
+    more: dict[str, Param] = {"bias": True} if bias else {}
+    more |= {} if activation == "silu" else {"activation": activation}
     spec = KernelSpec.of(
         "other",
         "short_conv",
@@ -27,8 +30,9 @@ def _short_conv(site: Site, graph: GraphParams) -> list[KernelCall]:
         stride=site.attributes["widths"]["x"],
         taps=taps,
         block_size=graph.block_size,
+        **more,
     )
-    return [KernelCall(spec, ("x", "weight", *_OF_SEQUENCES, BufferSource.V_POOL, "out"))]
+    return [KernelCall(spec, ("x", "weight", *bias, *_OF_SEQUENCES, BufferSource.V_POOL, "out"))]
 
 
 def _delta_rule(site: Site, graph: GraphParams) -> list[KernelCall]:
@@ -49,7 +53,7 @@ def _delta_rule(site: Site, graph: GraphParams) -> list[KernelCall]:
 
 SHORT_CONV = OpDef(
     "short_conv",
-    {"x": Argument(2, F32), "weight": Argument(1, F32), **_OF_SEQUENCES},
+    {"x": Argument(2, F32), "weight": Argument(1, F32), **_OF_SEQUENCES, "bias": Argument(1, F32)},
     lambda call: ((call.shapes["x"][0], call.shapes["weight"][0] // call.values["taps"]), F32[0]),
     _short_conv,
 )

@@ -1,4 +1,4 @@
-"""short_conv: each column of a sequence is convolved with the taps of its channel, then silu."""
+"""short_conv: each column of a sequence is convolved with the taps of its channel, then silu or nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _TILE = 256  # channels per unit of work: the inputs that the taps share stay in
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
-    return ("x", "weight", *state_tokens.BUFFERS, "v_pool", "out")
+    bias = ("bias",) if spec.as_dict().get("bias") else ()
+    return ("x", "weight", *bias, *state_tokens.BUFFERS, "v_pool", "out")
 
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     channels, stride, taps, block_size = (int(p[name]) for name in ("channels", "stride", "taps", "block_size"))
+    bias, silu = bool(p.get("bias")), p.get("activation", "silu") == "silu"
     tiles, tail, before = b.ceil_div(channels, _TILE), channels % b.WIDTH, taps - 1
     types = dict.fromkeys(state_tokens.BUFFERS, "int32")
     kernel = b.Kernel.of(spec.symbol(), [(name, types.get(name, "float32")) for name in buffers(spec)], target)
@@ -71,12 +73,14 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             def convolve(row: b.Expr, input_of: InputOf) -> None:
                 def emit(at: b.Expr, count: int) -> None:
                     total = b.Vectors(1)
+                    if bias:
+                        total[0] = b.load_vector(k["bias"], b.let(channel + at), count)
                     for tap in range(taps):
                         x = input_of(row, tap, at, count)
                         weight = b.load_vector(k["weight"], b.let(tap * channels + channel + at), count)
-                        total[0] = b.call("fma", x, weight, total[0]) if tap else b.call("mul", x, weight)
+                        total[0] = b.call("fma", x, weight, total[0]) if tap or bias else b.call("mul", x, weight)
                     to = b.let(row * channels + channel + at)
-                    b.store_vector(k["out"], b.call("silu", total[0]), to, count)
+                    b.store_vector(k["out"], b.call("silu", total[0]) if silu else total[0], to, count)
 
                 each_vector(emit)
                 with b.when(T.Or(row + 1 == tokens.end, tokens.ends_block(row))):

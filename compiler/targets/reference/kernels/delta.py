@@ -50,7 +50,15 @@ class Tokens:
 def short_conv(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     channels, stride, taps = int(p["channels"]), int(p["stride"]), int(p["taps"])
-    buffers = {"x": "f32", "weight": "f32", **INPUTS, "v_pool": "f32", "out": "f32"}
+    bias, silu = bool(p.get("bias")), p.get("activation", "silu") == "silu"
+    buffers = {
+        "x": "f32",
+        "weight": "f32",
+        **({"bias": "f32"} if bias else {}),
+        **INPUTS,
+        "v_pool": "f32",
+        "out": "f32",
+    }
     with Frame(spec.symbol(), buffers) as k, k.share(k.scalar(NUM_SEQS) * channels) as unit:
         channel = let(T.truncmod(unit, channels))
         tokens, window = Tokens(k, let(T.truncdiv(unit, channels)), int(p["block_size"])), Array(taps)
@@ -68,10 +76,11 @@ def short_conv(spec: KernelSpec) -> tirx.PrimFunc:
             with T.serial(taps - 1) as i:
                 window[i] = window[i + 1]
             window[taps - 1] = k.raw("x", row * stride + channel)
-            total = Cell(T.float32(0.0))
+            total = Cell(k.raw("bias", channel) if bias else T.float32(0.0))
             with T.serial(taps) as i:
                 total.set(total.get() + window[i] * k.raw("weight", i * channels + channel))
-            k.store("out", total.get() * sigmoid(total.get()), row * channels + channel)
+            result = total.get() * sigmoid(total.get()) if silu else total.get()
+            k.store("out", result, row * channels + channel)
             with when(tokens.leaves_state(row)):
                 block = tokens.block_of(tokens.position(row))
                 with T.serial(taps - 1) as i:

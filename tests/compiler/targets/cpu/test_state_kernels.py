@@ -99,23 +99,42 @@ class Layer:
             assert same_bits(left, pool), (steps, tasks)
 
 
+def options(bias: bool, activation: str) -> dict[str, Any]:
+    """Parameters of a convolution, which lack what gated delta nets have."""
+    return {**({"bias": True} if bias else {}), **({} if activation == "silu" else {"activation": activation})}
+
+
 @on_cpus
 @pytest.mark.parametrize(
-    ("channels", "stride", "taps"), [(300, 310, 4), (8, 8, 3), (512, 530, 2), (273, 280, 6), rare(16, 17, 1)]
+    ("channels", "stride", "taps", "bias", "activation"),
+    [
+        (300, 310, 4, False, "silu"),
+        (8, 8, 3, False, "silu"),
+        (512, 530, 2, False, "silu"),
+        (273, 280, 6, False, "silu"),
+        (300, 310, 4, True, "silu"),
+        (273, 273, 3, False, "none"),
+        (40, 50, 3, True, "none"),
+        rare(16, 17, 1, False, "silu"),
+        rare(16, 17, 1, True, "none"),
+    ],
 )
-def test_short_conv(target: Target, channels: int, stride: int, taps: int) -> None:
+def test_short_conv(target: Target, channels: int, stride: int, taps: int, bias: bool, activation: str) -> None:
     x = [random(length, stride, seed=s) * 2 for s, length in enumerate(LENGTHS)]
     weight = random(taps, channels, seed=9)
+    offsets = random(1, channels, seed=10)[0] * bias
     outputs, states = [], []
     for of in x:
         of[:, channels:] = np.nan
         inputs = np.concatenate([np.zeros((taps - 1, channels)), of[:, :channels].astype(np.float64)])
-        total = sum(inputs[tap : tap + len(of)] * weight[tap] for tap in range(taps))
-        outputs.append(total / (1 + np.exp(-total)))
+        total = sum(inputs[tap : tap + len(of)] * weight[tap] for tap in range(taps)) + offsets
+        outputs.append(total / (1 + np.exp(-total)) if activation == "silu" else total)
         states.append(np.stack([inputs[t + 1 : t + taps] for t in range(len(of))]))
-    spec = KernelSpec.of("other", "short_conv", channels=channels, stride=stride, taps=taps, block_size=BLOCK)
+    sizes = {"channels": channels, "stride": stride, "taps": taps, "block_size": BLOCK}
+    spec = KernelSpec.of("other", "short_conv", **sizes, **options(bias, activation))
+    given = {"weight": weight.reshape(-1), **({"bias": offsets} if bias else {})}
     layer = Layer(spec, {"x": x}, channels, (taps - 1) * channels, "v_pool")
-    layer.check(target, outputs, states, 3e-6, weight=weight.reshape(-1))
+    layer.check(target, outputs, states, 3e-6, **given)
 
 
 @on_cpus

@@ -96,6 +96,7 @@ _OTHERS = [
     *(KernelSpec.of("other", op, dim=96) for op in ("beside_states", "gather_rows_leaving")),
     KernelSpec.of("other", "spread_logits", dim=37, out=600),
     KernelSpec.of("other", "short_conv", channels=96, stride=128, taps=4, block_size=16),
+    KernelSpec.of("other", "short_conv", channels=96, stride=96, taps=3, block_size=16, bias=True, activation="none"),
     KernelSpec.of(
         "attention", "delta_rule", heads=4, key_heads=2, key_dim=128, value_dim=128, tiled=False, block_size=16
     ),
