@@ -114,6 +114,7 @@ class Experts(Closed):
     scaled: bool = False
     scaled_input: bool = False
     mixer_noise: Annotated[float, Field(ge=0, le=1e30)] = 0.0
+    added_sum: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 class Latent(Closed):

@@ -68,13 +68,13 @@ class Experts:
     intermediate_size: of one expert. scores: function from router logits to weights. "mixer" scores the two best, each
     by a softmax over nearby logits (mixer_noise, see `blocks.experts`). choice_bias: a bias added to scores for the
     choice only. groups: number of equal groups; only the top_groups best are eligible. A group's score is the sum of
-    its best_of_group best experts. normalised: a token's weights are divided by their sum (at least least_sum). scale:
-    factor of all weights. shared_size: of an expert that every token uses; 0 for none. shared_gate: its output is
-    gated. scaled_input: a token's single expert reads its input times the sigmoid of the expert's logit. router_bias,
-    biases: whether router and experts' matrices have biases. gate_limit, gate_gain: see `expert_ops.experts`.
-    activation: of an expert's gate. beside_plain: experts run beside a plain block (blocks/beside_plain.py). scaled:
-    each expert's weight has a learned factor. held: how many experts a rank holds; None for all. See
-    `expert_ops.held_experts`.
+    its best_of_group best experts. normalised: a token's weights are divided by their sum (at least least_sum) plus
+    added_sum. scale: factor of all weights. shared_size: of an expert that every token uses; 0 for none. shared_gate:
+    its output is gated. scaled_input: a token's single expert reads its input times the sigmoid of the expert's logit.
+    router_bias, biases: whether router and experts' matrices have biases. gate_limit, gate_gain: see
+    `expert_ops.experts`. activation: of an expert's gate. beside_plain: experts run beside a plain block
+    (blocks/beside_plain.py). scaled: each expert's weight has a learned factor. held: how many experts a rank holds;
+    None for all. See `expert_ops.held_experts`.
     """
 
     layers: tuple[int, ...]
@@ -102,6 +102,7 @@ class Experts:
     scaled: bool = False
     held: int | None = None
 
+    added_sum: float = 0.0
 
 NO_ROPE = Rope(None, 2)
 """For layers and models without rotary positions."""

@@ -22,14 +22,15 @@ def choose_experts(
     least_sum: float = 0.0,
     scale: float = 1.0,
     expert_scales: Tensor | None = None,
+    added_sum: float = 0.0,
 ) -> Tensor:
     """Chooses the experts with the largest `choice` float32 [T, E], weighted by `scores` float32 [T, E]. Returns i32
     [T, 2 k]: ids, best first, then the bits of the weights.
 
     Ties go to the first. groups: number of equal groups; only the `top_groups` best are eligible. A group's score is
     its best expert's, or the sum of its best two (best_of_group). normalised: weights are divided by their sum, at
-    least `least_sum`. scale: factor of all weights. expert_scales: float32 [E], a further factor of each expert's, or
-    None.
+    least `least_sum`, plus `added_sum`. scale: factor of all weights. expert_scales: float32 [E], a further factor of
+    each expert's, or None.
     """
     if top_groups < groups:
         members = choice.view(len(choice), groups, -1)
@@ -40,7 +41,7 @@ def choose_experts(
     ids = _best(choice, top_k)
     weights = scores.gather(1, ids)
     if normalised:
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=least_sum)
+        weights = weights / (weights.sum(-1, keepdim=True).clamp(min=least_sum) + added_sum)
     if scale != 1.0:
         weights = weights * scale
     if expert_scales is not None:
@@ -64,6 +65,7 @@ def _(
     least_sum: float = 0.0,
     scale: float = 1.0,
     expert_scales: Tensor | None = None,
+    added_sum: float = 0.0,
 ) -> Tensor:
     return choice.new_empty((choice.shape[0], 2 * top_k), dtype=torch.int32)
 

@@ -21,15 +21,16 @@ Element = Callable[[Any], Any]
 
 def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     scaled = (_SCALES,) if _SCALES in site.tensors else ()
-    # Left out where experts have none, so that kernels have the names that they had.
-    of_scales: dict[str, Param] = {"scaled": True} if scaled else {}
+    # Left out where there is none, so that kernels have the names that they had.
+    more: dict[str, Param] = {"scaled": True} if scaled else {}
+    more |= {"added_sum": added} if (added := float(site.attributes["added_sum"])) else {}
     spec = KernelSpec.of(
         "other",
         "choose_experts",
         experts=site.attributes["widths"]["choice"],
         rows=graph.rows(site)["rows"],
         **{name: site.attributes[name] for name in _ATTRIBUTES},
-        **of_scales,
+        **more,
     )
     return [KernelCall(spec, ("choice", "scores", *scaled, "out"))]
 
@@ -44,7 +45,8 @@ class _Row:
         self.T, self._experts, self._top_k = T, int(p["experts"]), int(p["top_k"])
         self._groups, self._top_groups = int(p["groups"]), int(p["top_groups"])
         self._two, self._normalised = p["best_of_group"] == 2, bool(p["normalised"])
-        self._least, self._scale = float(p["least_sum"]), float(p["scale"])
+        self._least, self._added = float(p["least_sum"]), float(p.get("added_sum", 0.0))
+        self._scale = float(p["scale"])
         self._keys = self._array(self._experts, "int32")
         self._of_groups = self._array(self._groups, "int32")
         self._weights = self._array(self._top_k, "float32")
@@ -68,6 +70,8 @@ class _Row:
             self._put(self._weights, score(chosen), j)
             self._put(total, total[0] + self._weights[j], 0)
         divisor = self._cell(T.max(total[0], T.float32(self._least)), "float32")
+        if self._added:
+            self._put(divisor, divisor[0] + T.float32(self._added), 0)
         with T.serial(self._top_k) as j:
             weight = self._weights[j]
             if self._normalised:

@@ -86,6 +86,7 @@ def choose(experts: Experts, choice: Tensor, scores: Tensor, expert_scales: Tens
         experts.least_sum,
         experts.scale,
         expert_scales,
+        experts.added_sum,
     )
 
 

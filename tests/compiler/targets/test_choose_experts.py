@@ -29,6 +29,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "all": (4, {"top_k": 4, "normalised": True}),
     "scaled": (64, {"top_k": 8, "scale": 2.5}),
     "normalised": (60, {"top_k": 4, "normalised": True, "least_sum": 1e-12, "scale": 0.3}),
+    "added": (40, {"top_k": 3, "normalised": True, "added_sum": 0.25, "scale": 1.5}),
     "of-experts": (24, {"top_k": 5, "normalised": True, "expert_scales": torch.linspace(0.5, 2.0, 24)}),
     "best-groups": (24, {"top_k": 3, "groups": 4, "top_groups": 2}),
     "best-two-of-groups": (32, {"top_k": 8, "groups": 8, "top_groups": 4, "best_of_group": 2, "normalised": True}),
@@ -96,6 +97,7 @@ def test_kernels(case: str, tmp_path: Path) -> None:
     choice[5, ::2] = np.nan
     scores = rng.uniform(0.1, 1, choice.shape).astype(np.float32)
     defaults = {"groups": 1, "top_groups": 1, "best_of_group": 1, "normalised": False, "least_sum": 0.0, "scale": 1.0}
+    defaults["added_sum"] = 0.0
     expected_ids, expected = split(choose_experts(torch.from_numpy(choice), torch.from_numpy(scores), **values))
     for target in targets_here():
         found, path = resolve_target(target), tmp_path / f"{target}.so"
