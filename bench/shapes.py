@@ -167,6 +167,27 @@ SHAPES: dict[str, dict[str, object]] = {
         "max_position_embeddings": 262144,
         "tie_word_embeddings": True,
     },
+    # LFM2-1.2B.
+    "lfm2-1.2b": {
+        "model_type": "lfm2",
+        "architectures": ["Lfm2ForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 12288,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "num_hidden_layers": 16,
+        "layer_types": ["full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)],
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 65536,
+        "norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "max_position_embeddings": 128000,
+        "tie_word_embeddings": True,
+    },
     # gpt-oss-20b with 4 of its 24 layers and a smaller vocabulary, its experts as floats.
     "gpt-oss-3b": {
         "model_type": "gpt_oss",
@@ -197,7 +218,7 @@ Sized = Iterator[tuple[str, tuple[int, ...]]]
 def named(shape: dict[str, object]) -> Sized:
     """Names and sizes of all tensors of a checkpoint, in order."""
     hidden, model_type = _size(shape, "hidden_size"), shape["model_type"]
-    if model_type in ("gemma4_text", "qwen3_5_text"):
+    if model_type in ("gemma4_text", "lfm2", "qwen3_5_text"):
         yield from _of_family(shape)
         return
     yield "model.embed_tokens.weight", (_size(shape, "vocab_size"), hidden)

@@ -9,7 +9,7 @@ from llmc.graphs_records import KvLayerRecord
 from llmc.kv_dtypes import LATENT_SCALES
 from llmc.models.config import ModelConfig
 
-_LEAST_WITH_STATES, _MOST_WITH_STATES = 128, 1024
+_MOST_WITH_STATES = 1024
 
 
 def kv_layer_records(model: ModelConfig, target: Target, block_size: int, kv_dtype: str) -> tuple[KvLayerRecord, ...]:
@@ -17,8 +17,8 @@ def kv_layer_records(model: ModelConfig, target: Target, block_size: int, kv_dty
     key_scales = 1 if model.latent is None else LATENT_SCALES
     found = []
     for layer in range(model.num_kv_layers):
-        if model.delta_net is not None and model.has_state(layer):
-            found.append(KvLayerRecord(model.delta_net.state_bytes, model.delta_net.window_bytes))
+        if (net := model.recurrent(layer)) is not None:
+            found.append(KvLayerRecord(*net.pool_bytes))
             continue
         keys, values = target.kv_block_bytes(*model.kv_heads(layer), block_size, kv_dtype, key_scales)
         # The values of latent vectors are part of the keys.
@@ -35,15 +35,15 @@ def default_block_size(model: ModelConfig, target: Target, kv_dtype: str, max_mo
     """Tokens of a KV block if the user does not say.
 
     A block has one state of each layer with a state, however few its tokens are. So it has as many tokens as make keys
-    and values of the other layers take no fewer bytes, within limits: a power of two from 128 to 1024, so that the
-    prefix cache still finds prompts, and not beyond the first one that holds max_model_len.
+    and values of the other layers take no fewer bytes, within limits: a power of two from the usual size to 1024, so
+    that the prefix cache still finds prompts, and not beyond the first one that holds max_model_len.
     """
     states = state_layers(model)
     if not states:
         return DEFAULT_BLOCK_SIZE
     whole_text = max(DEFAULT_BLOCK_SIZE, 1 << (max_model_len - 1).bit_length())
     most = min(_MOST_WITH_STATES, MAX_BLOCK_SIZE, whole_text)
-    size = min(_LEAST_WITH_STATES, most)
+    size = DEFAULT_BLOCK_SIZE
     while size < most:
         records = kv_layer_records(model, target, size, kv_dtype)
         state_bytes = sum(records[layer].block_bytes for layer in states)

@@ -64,7 +64,7 @@ def check_divisible(model: ModelConfig, recipe: Recipe, ranks: int, *, by_expert
     for present, what in (
         (model.pooled is not None or model.bidirectional, "gives vectors in place of text"),
         (model.streams is not None, "has several hidden vectors of a token"),
-        (model.delta_net is not None, "has layers with a state"),
+        (any(map(model.has_state, range(model.num_layers))), "has layers with a state"),
         (model.qk_norm == "whole", "norms all heads of a token as one vector"),
     ):
         if present:

@@ -144,6 +144,13 @@ class DeltaNet(Closed):
     tiled: bool
 
 
+class ShortConv(Closed):
+    layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)]
+    channels: Count
+    taps: Annotated[int, Field(ge=2, le=64)]
+    bias: bool
+
+
 class TokenInputs(Closed):
     size: Count
     vocab: Count
@@ -234,6 +241,7 @@ class Model(Closed):
     normed_values: bool = False
     kv_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)] = []
     delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
     full_heads: Heads | None = None
     layer_sizes: Annotated[list[Count], Field(max_length=1 << 16)] = []
     token_inputs: TokenInputs | None = None

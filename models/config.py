@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmc.models.delta_net import DeltaNet
+from llmc.models.short_conv import ShortConv
 
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["none", "head", "each_head", "whole", "unit"]
@@ -101,8 +102,8 @@ class Experts:
     beside_plain: bool = False
     scaled: bool = False
     held: int | None = None
-
     added_sum: float = 0.0
+
 
 NO_ROPE = Rope(None, 2)
 """For layers and models without rotary positions."""
@@ -300,8 +301,8 @@ class ModelConfig:
     whose first latent.rank are the value. normed_values: each head of v is normed, without weights.
     kv_layers: per layer, the layer whose keys and values it reads. The first layers make their own, the last ones make
     none. Empty if all make their own.
-    delta_net: of the layers that have one in place of attention; None if no layer has. A KV block of such a layer has
-    the state behind the last token that was computed in the block.
+    delta_net, short_conv: of the layers that have one in place of attention; None if no layer has. A KV block of such a
+    layer has the state behind the last token that was computed in the block.
     full_heads: of layers without a window, if those of windowed layers differ; num_heads, num_kv_heads and head_dim are
     then of windowed layers. layer_sizes: intermediate_size per layer, if layers differ; else empty.
     token_inputs: None if layers read nothing of a token but its hidden vector. scaled_layers: a layer's result is
@@ -373,6 +374,7 @@ class ModelConfig:
     normed_values: bool = False
     kv_layers: tuple[int, ...] = ()
     delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
     full_heads: Heads | None = None
     layer_sizes: tuple[int, ...] = ()
     token_inputs: TokenInputs | None = None
@@ -427,9 +429,13 @@ class ModelConfig:
         """The layer of the KV cache that a model layer reads."""
         return self.kv_layers[layer] if self.kv_layers else min(layer, self.num_kv_layers - 1)
 
+    def recurrent(self, layer: int) -> DeltaNet | ShortConv | None:
+        """What a layer has in place of attention, with a state in place of keys and values; None for attention."""
+        return next((net for net in (self.delta_net, self.short_conv) if net and layer in net.layers), None)
+
     def has_state(self, layer: int) -> bool:
         """Whether a layer has a state in place of keys and values."""
-        return self.delta_net is not None and layer in self.delta_net.layers
+        return self.recurrent(layer) is not None
 
     def makes_kv(self, layer: int) -> bool:
         """Whether a layer writes keys and values."""

@@ -38,11 +38,7 @@ class DeltaNet:
         return 2 * self.key_size + self.value_size
 
     @property
-    def state_bytes(self) -> int:
-        """Of a sequence's state: float32 [value_heads, key_dim, value_dim]."""
-        return 4 * self.value_size * self.key_dim
-
-    @property
-    def window_bytes(self) -> int:
-        """Of the inputs of the convolution that later tokens read: float32 [taps - 1, channels]."""
-        return 4 * (self.taps - 1) * self.channels
+    def pool_bytes(self) -> tuple[int, int]:
+        """Of a KV block in the K pool: the state, float32 [value_heads, key_dim, value_dim]; in the V pool: the
+        inputs of the convolution that later tokens read, float32 [taps - 1, channels]."""
+        return 4 * self.value_size * self.key_dim, 4 * (self.taps - 1) * self.channels

@@ -28,12 +28,14 @@ def short_conv(
     taps: int,
     bias: Tensor | None = None,
     activation: str = "silu",
+    alone: bool = False,
 ) -> Tensor:
     """Convolves each of the leading C columns of x float32 [T, X] along a sequence: float32 [T, C].
 
     weight: float32 [taps C], the tap of a token itself last. bias: float32 [C], added to the sum. activation: what
     follows, silu or none. A sequence begins with zeros. Its last taps - 1 inputs, the oldest first, are the window of
-    its KV block. Other arguments: as in `ops.paged_attention`.
+    its KV block, in the V pool; or in the K pool if alone: if the layer has no other state. Other arguments: as in
+    `ops.paged_attention`.
     """
     taps_of = weight.view(taps, -1)
     channels, cache = taps_of.shape[1], active_cache()
@@ -63,6 +65,7 @@ def _(
     taps: int,
     bias: Tensor | None = None,
     activation: str = "silu",
+    alone: bool = False,
 ) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0] // taps), dtype=torch.float32)
 

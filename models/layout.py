@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from llmc.models.config import Experts, ModelConfig, Pooled, Rope
 from llmc.models.delta_layout import DELTA_LAYOUT, DeltaLayout, delta_targets
+from llmc.models.delta_net import DeltaNet
 from llmc.models.latent_layout import latent_targets
+from llmc.models.short_conv import ShortConv
+from llmc.models.short_conv_layout import SHORT_CONV_LAYOUT, ShortConvLayout, short_conv_targets
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
 
 RowOrder = Callable[[ModelConfig], Rows]
@@ -39,6 +42,7 @@ class Layout:
     shared_down: names in it.
     types: the token type table. dense: linear layers over a pooled row. dense_norm: the norm after the first of these.
     parted_latent: separate tensors make keys and values from latent vectors. delta_net: of gated delta nets.
+    short_conv: of gated short convolutions.
     unused: full names of tensors that are ignored. other_modules: name prefixes of unused modules, such as multi-token
     prediction; {} is the number of layers.
     """
@@ -87,6 +91,7 @@ class Layout:
     skipped_positions: int = 0
     parted_latent: bool = False
     delta_net: DeltaLayout = DELTA_LAYOUT
+    short_conv: ShortConvLayout = SHORT_CONV_LAYOUT
     unused: tuple[str, ...] = (
         "model.rotary_emb.inv_freq",
         "model.layers.{}.self_attn.rotary_emb.inv_freq",
@@ -296,9 +301,13 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
     layout, config = parts.layout, parts.config
     if config.residual not in ("post", "sums") and (layer > 0 or config.first_norm):
         yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
-    if config.delta_net is not None and config.has_state(layer):
+    net = config.recurrent(layer)
+    if isinstance(net, DeltaNet):
         names = f"{name}.attention", f"{prefix}.{layout.delta_net.block}"
-        yield from delta_targets(parts, config, config.delta_net, layout.delta_net, *names)
+        yield from delta_targets(parts, config, net, layout.delta_net, *names)
+    elif isinstance(net, ShortConv):
+        names = f"{name}.attention", f"{prefix}.{layout.short_conv.block}"
+        yield from short_conv_targets(parts, config, net, layout.short_conv, *names)
     elif config.latent is None:
         yield from _attention(parts, layer, name, prefix)
     else:

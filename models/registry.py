@@ -38,6 +38,7 @@ from llmc.models.families.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID, 
 from llmc.models.families.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from llmc.models.families.internlm import INTERNLM, INTERNLM2, INTERNLM3
 from llmc.models.families.kimi_k25 import KIMI_K25
+from llmc.models.families.lfm2 import LFM2, LFM2_MOE
 from llmc.models.families.llama import LLAMA
 from llmc.models.families.llama4 import LLAMA4, LLAMA4_TEXT
 from llmc.models.families.llama_relatives import (
@@ -150,6 +151,8 @@ FAMILIES: dict[str, Family] = {
         INTERNLM2,
         INTERNLM3,
         JAIS2,
+        LFM2,
+        LFM2_MOE,
         LLAMA4,
         LLAMA4_TEXT,
         MIMO,

@@ -26,6 +26,7 @@ from llmc.models.delta_net import DeltaNet
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.rope_fields import read_rope
+from llmc.models.short_conv import ShortConv
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 MAX_LAYERS = 4096
@@ -78,6 +79,7 @@ class Choices(TypedDict, total=False):
     normed_values: bool
     kv_layers: tuple[int, ...]
     delta_net: DeltaNet | None
+    short_conv: ShortConv | None
     full_heads: Heads | None
     layer_sizes: tuple[int, ...]
     token_inputs: TokenInputs | None

@@ -15,7 +15,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 }
 """Keys that only a config of a model with such parts has; null, false or 0 is without."""
 _LINEAR_KEYS = (
-    "linear_num_key_heads", "linear_attn_config", "mamba_num_heads", "hybrid_override_pattern", "conv_L_cache",
+    "linear_num_key_heads", "linear_attn_config", "mamba_num_heads", "hybrid_override_pattern",
 )  # fmt: skip
 _LINEAR_KINDS: tuple[tuple[str, object], ...] = (("attn_type_list", 0), ("layer_types", "linear_attention"))
 

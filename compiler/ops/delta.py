@@ -1,7 +1,7 @@
 """The ops of layers with a state in place of keys and values: a short convolution, and the gated delta rule.
 
 The state of a layer lies in its pools, float32: the K pool has the states of heads, the V pool the inputs that the
-convolution of later tokens reads.
+convolution of later tokens reads. A layer without states of heads has these in the K pool, which is never empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def _short_conv(site: Site, graph: GraphParams) -> list[KernelCall]:
         block_size=graph.block_size,
         **more,
     )
-    return [KernelCall(spec, ("x", "weight", *bias, *_OF_SEQUENCES, BufferSource.V_POOL, "out"))]
+    pool = BufferSource.K_POOL if site.attributes["alone"] else BufferSource.V_POOL
+    return [KernelCall(spec, ("x", "weight", *bias, *_OF_SEQUENCES, pool, "out"))]
 
 
 def _delta_rule(site: Site, graph: GraphParams) -> list[KernelCall]:

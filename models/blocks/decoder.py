@@ -15,7 +15,10 @@ from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
 from llmc.models.blocks.mlp import Mlp
 from llmc.models.blocks.norms import Rounded, norm, result_norm, rows_norm
 from llmc.models.blocks.pooled import PooledHead
+from llmc.models.blocks.short_conv import GatedShortConv
 from llmc.models.config import ModelConfig, Rope
+from llmc.models.delta_net import DeltaNet
+from llmc.models.short_conv import ShortConv
 
 
 class Embedding(Block):
@@ -100,9 +103,14 @@ class BlocksLayer(RepeatedBlock):
         return x + (made if self.multiplier == 1.0 else made * self.multiplier)
 
 
-def _attention(config: ModelConfig, layer: int, act_dtype: str) -> Attention | LatentAttention | GatedDeltaNet:
-    if config.delta_net is not None and config.has_state(layer):
-        return GatedDeltaNet(config, config.delta_net, layer, act_dtype)
+def _attention(
+    config: ModelConfig, layer: int, act_dtype: str
+) -> Attention | LatentAttention | GatedDeltaNet | GatedShortConv:
+    match config.recurrent(layer):
+        case DeltaNet() as net:
+            return GatedDeltaNet(config, net, layer, act_dtype)
+        case ShortConv() as conv:
+            return GatedShortConv(config, conv, layer, act_dtype)
     if config.latent is not None:
         return LatentAttention(config, config.latent, layer, act_dtype)
     return Attention(config, layer, act_dtype)

@@ -8,18 +8,11 @@ from torch import Tensor
 
 from llmc.models import delta_ops, ops
 from llmc.models.blocks.attention import StepInputs
+from llmc.models.blocks.convolution import Convolution
 from llmc.models.blocks.layers import Block, Linear, empty
 from llmc.models.blocks.norms import over_root_mean_square
 from llmc.models.config import ModelConfig
 from llmc.models.delta_net import DeltaNet
-
-
-class Convolution(Block):
-    """weight: float32 [taps channels], for each tap those of all channels."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = empty(size)
 
 
 class ResultNorm(Block):
@@ -40,7 +33,7 @@ class GatedDeltaNet(Block):
         hidden = config.hidden_size
         self.inputs = Linear(net.channels + net.value_size, hidden, False, act_dtype)
         self.gates = Linear(2 * net.value_heads, hidden, False, act_dtype)
-        self.convolution = Convolution(net.taps * net.channels)
+        self.convolution = Convolution(net.channels, net.taps)
         self.decay, self.step_bias = empty(net.value_heads), empty(net.value_heads)
         self.norm = ResultNorm(net.value_dim)
         self.out = Linear(hidden, net.value_size, False, act_dtype)

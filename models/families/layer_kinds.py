@@ -9,15 +9,15 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.standard import layer_count
 
-FULL, LINEAR = "full_attention", "linear_attention"
+FULL, LINEAR, CONV = "full_attention", "linear_attention", "conv"
 
 
-def read_layer_types(fields: Fields, usual: Sequence[str]) -> tuple[str, ...]:
-    """FULL or LINEAR by layer. usual: the layers of a config without layer_types."""
+def read_layer_types(fields: Fields, usual: Sequence[str], other: str = LINEAR) -> tuple[str, ...]:
+    """FULL or the other kind by layer. usual: the layers of a config without layer_types."""
     kinds = fields.texts("layer_types", layer_count(fields)) if fields.has("layer_types") else tuple(usual)
     for kind in kinds:
-        if kind not in (FULL, LINEAR):
-            raise ModelError(f"{fields.origin}: layer type {brief(kind)} is not one of {FULL}, {LINEAR}")
+        if kind not in (FULL, other):
+            raise ModelError(f"{fields.origin}: layer type {brief(kind)} is not one of {FULL}, {other}")
     return kinds
 
 

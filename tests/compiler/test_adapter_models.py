@@ -123,12 +123,14 @@ def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path
         pytest.param("gpt_neox", {"rotary_pct": 0.5}, marks=pytest.mark.slow),
         rare("phi3", {}),
         rare("qwen3_next", {"layer_types": ["full_attention"], "num_experts": 0, "head_dim": 24}),
+        rare("lfm2", {"layer_types": ["conv", "full_attention"]}),
         rare("gemma4_text", {**GEMMA4_LARGE, "layer_types": ["full_attention"]}),
     ],
 )
 def test_families(family: str, fields: dict[str, Any], tmp_path: Path, kernel_cache: Path) -> None:
     """Fused and turned weights, rows in another order, gates that are no silu, fused gates, a gate among q's rows."""
-    model = make_tiny_model(tmp_path / "model", family, **{**fields, "num_hidden_layers": 1})
+    layers = len(fields.get("layer_types", "1"))
+    model = make_tiny_model(tmp_path / "model", family, **{**fields, "num_hidden_layers": layers})
     compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **LORA).close()
     found = make_adapter(tmp_path / "all", model, ("",), rank=5, seed=2)
     check_against_merged(model, tmp_path / "a", [found, None], 5e-4)

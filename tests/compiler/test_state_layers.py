@@ -20,6 +20,7 @@ from llmc.graphs_format import VERSION_OF_KV_LAYERS, VERSION_OF_STATE_LAYERS
 from llmc.graphs_records import KvLayerRecord
 from llmc.models.config import ModelConfig
 from llmc.models.delta_net import DeltaNet
+from llmc.models.short_conv import ShortConv
 from llmc.models.sources.base import ModelSource
 
 from support.tiny_models import make_tiny_model
@@ -76,7 +77,7 @@ def test_stages_divide_them(llama: Path, source: ModelSource) -> None:
 
 
 def sizes(most: int) -> Iterator[int]:
-    size = 128
+    size = DEFAULT_BLOCK_SIZE
     while size <= most:
         yield size
         size *= 2
@@ -105,7 +106,20 @@ def test_no_block_is_longer_than_a_text(max_model_len: int, most: int, source: M
     assert state_layers(model) == (0, 1, 2, 3)
     assert default_block_size(model, REFERENCE, "bf16", max_model_len) == most
     light = replace(source.config(), delta_net=replace(NET, key_dim=1, value_dim=1))
-    assert default_block_size(light, REFERENCE, "f32", max_model_len) == min(most, 128)
+    assert default_block_size(light, REFERENCE, "f32", max_model_len) == DEFAULT_BLOCK_SIZE
+
+
+def test_a_window_alone_lies_in_the_k_pool(source: ModelSource) -> None:
+    """Of a convolution without other states, which needs no longer blocks than keys and values do."""
+    conv = ShortConv((0, 1, 2), channels=60, taps=3)
+    model = replace(source.config(), delta_net=None, short_conv=conv)
+    records = kv_layer_records(model, REFERENCE, 32, "f32")
+    assert records[:3] == (KvLayerRecord(4 * 2 * 60, 0),) * 3
+    assert records[3].value_block_bytes > 0
+    assert state_layers(model) == (0, 1, 2)
+    assert default_block_size(model, REFERENCE, "bf16", 4096) == DEFAULT_BLOCK_SIZE
+    wide = replace(model, short_conv=replace(conv, channels=60 * 40))
+    assert default_block_size(wide, REFERENCE, "bf16", 4096) > DEFAULT_BLOCK_SIZE
 
 
 def plain(model: ModelConfig) -> ModelConfig:

@@ -132,6 +132,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"query_pre_attn_scalar": 256},
     "hunyuan_v1_dense": {**_OF_HUNYUAN, "num_experts": 1},
     "hunyuan_v1_moe": {**_OF_HUNYUAN, "num_experts": 64, "moe_topk": [8] * 32, "use_mixed_mlp_moe": True},
+    "lfm2": {
+        "block_mlp_init_scale": 1.0,
+        "block_norm_eps": 1e-5,
+        "block_out_init_scale": 1.0,
+        "block_use_swiglu": True,
+        "block_use_xavier_init": True,
+        "conv_dim": 2560,
+        "conv_use_xavier_init": True,
+        "use_pos_enc": True,
+    },
     "minicpm": {"mup_denominator": 32},
     "starcoder2": {"activation_function": "gelu", "mlp_type": "default", "norm_type": "layer_norm"},
     "telechat": _OF_BLOOM,
@@ -218,7 +228,13 @@ def test_two_keys_that_contradict_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "ours", "theirs"), [("telechat", "num_attention_heads", "n_head"), ("gpt2", "hidden_size", "n_embd")]
+    ("model_type", "ours", "theirs"),
+    [
+        ("telechat", "num_attention_heads", "n_head"),
+        ("gpt2", "hidden_size", "n_embd"),
+        ("lfm2", "intermediate_size", "block_ff_dim"),
+        ("lfm2", "hidden_size", "conv_dim"),
+    ],
 )
 def test_one_fact_under_two_names(model_type: str, ours: str, theirs: str) -> None:
     """As published configs of TeleChat state it. Names that contradict each other are refused."""

@@ -33,16 +33,17 @@ def made(case: str, folder: Path) -> Path:
     return make_tiny_model(folder / "model", family, **overrides)
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", "glm4_moe"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", "glm4_moe", "lfm2_moe"])
 def test_one_tensor_of_all_experts_is_as_good_as_one_of_each(case: str, tmp_path: Path) -> None:
     path = made(case, tmp_path)
     before, tensors = parameters_of(path), load_file(path / "model.safetensors")
-    names = {"mixtral": ("block_sparse_moe", ("w1", "w3"), "w2")}
+    names = {"mixtral": ("block_sparse_moe", ("w1", "w3"), "w2"), "lfm2_moe": ("feed_forward", ("w1", "w3"), "w2")}
+    whole = "feed_forward" if case == "lfm2_moe" else "mlp"
     block, gates, down = names.get(case, ("mlp", ("gate_proj", "up_proj"), "down_proj"))
     config = load_config(path)
     assert config.experts is not None
     for layer in config.experts.layers:
-        prefix, stacked = f"model.layers.{layer}.{block}.experts", f"model.layers.{layer}.mlp.experts"
+        prefix, stacked = f"model.layers.{layer}.{block}.experts", f"model.layers.{layer}.{whole}.experts"
 
         def of_each(part: str, prefix: str = prefix) -> list[Array]:
             assert config.experts is not None
@@ -53,7 +54,7 @@ def test_one_tensor_of_all_experts_is_as_good_as_one_of_each(case: str, tmp_path
             [np.concatenate(pair) for pair in zip(first, second, strict=True)]
         )
         tensors[f"{stacked}.down_proj"] = np.stack(of_each(down))
-        if block != "mlp":
+        if block != whole:
             tensors[f"model.layers.{layer}.mlp.gate.weight"] = tensors.pop(f"model.layers.{layer}.{block}.gate.weight")
     save_file(tensors, path / "model.safetensors")
     after = parameters_of(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.gemma_families import OF_GEMMA
+from support.lfm2_families import OF_LFM2
 from support.qwen_families import OF_QWEN
 
 LONG = {
@@ -358,6 +359,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "kimi_k25",
         {**LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "rope_parameters": latent_yarn(1.0, 1.0, 1.0)},
     ),
+    **OF_LFM2,
     "llama": ("llama", {}),
     "llama4": (
         "llama4",

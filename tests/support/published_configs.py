@@ -74,6 +74,25 @@ _QWEN3_NEXT: Config = {
     "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
     "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
+_LFM2: Config = {
+    "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0,
+    "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-5, "block_out_init_scale": 1.0,
+    "block_use_swiglu": True, "block_use_xavier_init": True, "bos_token_id": 1, "conv_L_cache": 3, "conv_bias": False,
+    "conv_use_xavier_init": True, "eos_token_id": 7, "initializer_range": 0.02, "max_position_embeddings": 128000,
+    "model_type": "lfm2", "norm_eps": 1e-5, "num_hidden_layers": 16, "num_key_value_heads": 8, "pad_token_id": 0,
+    "use_cache": True, "use_pos_enc": True, "vocab_size": 65536,
+}  # fmt: skip
+_LFM2_LAYERS = ["full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)]
+_LFM2_MOE: Config = {
+    "architectures": ["Lfm2MoeForCausalLM"], "bos_token_id": 1, "conv_L_cache": 3, "conv_bias": False,
+    "dtype": "bfloat16", "eos_token_id": 7, "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 7168,
+    "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+    "max_position_embeddings": 128000, "model_type": "lfm2_moe", "moe_intermediate_size": 1792, "norm_eps": 1e-5,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32,
+    "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "pad_token_id": 0,
+    "rope_theta": 1000000.0, "routed_scaling_factor": 1.0, "use_cache": True, "use_expert_bias": True,
+    "vocab_size": 65536,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,6 +106,24 @@ class Published:
 PUBLISHED: dict[str, Published] = {
     "AquilaChat-7B": Published(_AQUILA_7B, 7_295_537_152),
     "CodeGeeX2-6B": Published(_CODEGEEX2, 6_243_584_000),
+    "LFM2-1.2B": Published(
+        {
+            **_LFM2, "block_dim": 2048, "block_ff_dim": 12288, "conv_dim": 2048, "conv_dim_out": 2048,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "num_attention_heads": 32, "num_heads": 32,
+            "rope_theta": 1000000.0, "theta": 1000000.0, "torch_dtype": "bfloat16",
+        },
+        1_170_340_608,
+    ),
+    "LFM2.5-350M": Published(
+        {
+            **_LFM2, "block_dim": 1024, "block_ff_dim": 6656, "conv_dim": 1024, "dtype": "bfloat16",
+            "hidden_size": 1024, "intermediate_size": 6656, "layer_types": _LFM2_LAYERS, "num_attention_heads": 16,
+            "num_heads": 16, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+            "tie_embedding": True, "tie_word_embeddings": True,
+        },
+        354_483_968,
+    ),
+    "LFM2-8B-A1B": Published(_LFM2_MOE, 8_339_930_560),
     "QwQ-32B": Published(
         {
             "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,

@@ -340,7 +340,7 @@ def _randomize(model: nn.Module, head: torch.Tensor, *, tied: bool, of_unscaled_
                 # What it makes is divided by the hidden size: as it is, streams would count less than 16 bits round.
                 parameter.mul_(parameter.shape[1] / 4)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(std=0.1)
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)

@@ -18,6 +18,7 @@ _TILE = 256  # channels per unit of work: the inputs that the taps share stay in
 
 
 def buffers(spec: KernelSpec) -> tuple[str, ...]:
+    """v_pool: of a layer without states of heads, its K pool."""
     bias = ("bias",) if spec.as_dict().get("bias") else ()
     return ("x", "weight", *bias, *state_tokens.BUFFERS, "v_pool", "out")
 

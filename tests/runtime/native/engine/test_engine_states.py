@@ -14,23 +14,25 @@ from support.company import check_company
 from support.compiled import compile_tiny
 from support.engine_driver import MIXED_LADDER, assert_greedy, bits, drive, greedy, random_ids
 from support.families import CASES
+from support.marks import rare
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
-_CASE = "qwen3_5_text"
+# Layers with states of heads and a window, with a window alone, and with experts.
+CASES_WITH_STATES = ("qwen3_5_text", "lfm2", rare("lfm2_moe"))
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+@pytest.fixture(scope="module", params=CASES_WITH_STATES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     """The folder of a model, and of its artifact."""
 
     def make(root: Path) -> None:
-        family, fields = CASES[_CASE]
+        family, fields = CASES[request.param]
         model = make_tiny_model(root / "model", family, **fields)
         options = {"buckets": f"{MIXED_LADDER},mixed=[8]x[24]", "dtype": "f32", "block_size": 16}
         compile_tiny(model, root / "out", kernel_cache, **options).close()
 
-    return made_once(tmp_path_factory, "states", make)
+    return made_once(tmp_path_factory, f"states-{request.param}", make)
 
 
 @pytest.fixture

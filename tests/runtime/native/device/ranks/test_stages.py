@@ -123,6 +123,7 @@ def logits(path: Path, weights: str) -> np.ndarray:
             },
             {"dtype": "f32"},
         ),
+        rare("lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"]}, {"dtype": "f32"}),
         rare("gpt_neox", {"use_parallel_residual": True, "tie_word_embeddings": False}, {"dtype": "f32"}),
         rare("bloom", {"intermediate_size": 256}, {"dtype": "f32"}),
     ],
