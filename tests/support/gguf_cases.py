@@ -60,6 +60,9 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hunyuan_v1_dense": ({}, {}),
     "internlm2": ({}, {}),
     "kimi_k2": ({}, {}),
+    "lfm2": ({}, {}),
+    "lfm2-biases": ({}, {}),
+    "lfm2_moe": ({"tie_word_embeddings": True}, {"leading_dense_block_count": 1}),
     "llama4_text": (
         {"attention_chunk_size": 8192, "no_rope_layers": LEFT_OUT, "floor_scale": 8192, "attn_scale": 0.1,
          "rope_parameters": LEFT_OUT},

@@ -31,8 +31,8 @@ ARCHITECTURES = {
     "cohere": "command-r", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "ernie4_5_moe": "ernie4_5-moe",
     "gemma3n_text": "gemma3n", "gemma4_text": "gemma4", "glm": "chatglm", "glm4_moe": "glm4moe",
     "gpt_bigcode": "starcoder", "gpt_neox": "gptneox", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense",
-    "kimi_k2": "deepseek2", "llama4_text": "llama4", "minimax_m2": "minimax-m2", "modernbert": "modern-bert",
-    "nomic_bert": "nomic-bert",
+    "kimi_k2": "deepseek2", "lfm2_moe": "lfm2moe", "llama4_text": "llama4", "minimax_m2": "minimax-m2",
+    "modernbert": "modern-bert", "nomic_bert": "nomic-bert",
     "phi": "phi2", "qwen2_vl": "qwen2vl", "qwen3_5_moe_text": "qwen35moe", "qwen3_5_text": "qwen35",
     "qwen3_next": "qwen3next", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe", "roberta": "bert",
     "xlm-roberta": "bert",
@@ -58,6 +58,8 @@ _RENAMED = (
     (r"self_attn\.sinks$", "self_attn.sinks.weight"),
     (r"correct_output_scale$", "correct_output_scale.weight"),
     (r"^model\.language_model\.", "model."),
+    (r"^model\.(layers\.\d+\.feed_forward\.experts\.w\d)", r"\1"),
+    (r"(feed_forward\.expert_bias)$", r"\1.bias"),
 )
 
 
@@ -151,6 +153,8 @@ def _parts(name: str, tensor: Array, config: ModelConfig) -> dict[str, Array]:
             name.replace("kv_b_proj", "k_b_proj"): heads[:, : latent.plain_dim].swapaxes(1, 2),
             name.replace("kv_b_proj", "v_b_proj"): heads[:, latent.plain_dim :],
         }
+    if name.endswith(".conv.conv.weight"):
+        return {name: tensor.squeeze(1)}
     if kind == "nemotron" and name.endswith("norm.weight"):
         return {name: tensor + np.float32(1)}
     if kind in ("roberta", "xlm-roberta") and name.endswith("position_embeddings.weight"):
@@ -335,6 +339,9 @@ def _metadata(config: ModelConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
             "ssm.time_step_rank": net.value_heads,
             "ssm.inner_size": net.value_size,
         }
+    if (conv := config.short_conv) is not None:
+        of_layers = [0 if layer in conv.layers else config.num_kv_heads for layer in range(config.num_layers)]
+        found |= {"shortconv.l_cache": conv.taps, "attention.head_count_kv": of_layers}
     if config.sliding_window:
         found["attention.sliding_window"] = config.sliding_window
     if experts is not None:

@@ -7,7 +7,7 @@ from llmc.models.errors import ModelError
 from llmc.models.families.gemma3n import stream_weights
 from llmc.models.families.gemma4 import full_weights
 from llmc.models.layout import Layout
-from llmc.models.sources.gguf import delta_net, gemma4, streams
+from llmc.models.sources.gguf import delta_net, gemma4, short_conv, streams
 from llmc.models.sources.gguf.architecture import Architecture
 
 _OF_MIXTRAL = Layout(
@@ -107,6 +107,10 @@ ARCHITECTURES = {
         Architecture("granitemoe", "granitemoe", paired=True),
         Architecture("hunyuan-dense", "hunyuan_v1_dense"),
         Architecture("internlm2", "internlm2", paired=True),
+        Architecture("lfm2", "lfm2", short_conv.LAYOUT, of_layers=short_conv.OF_LAYERS, of_model=short_conv.OF_MODEL),
+        Architecture(
+            "lfm2moe", "lfm2_moe", short_conv.LAYOUT, of_layers=short_conv.OF_LAYERS, of_model=short_conv.OF_MODEL
+        ),
         Architecture("llama4", "llama4_text", _NEIGHBOURS),
         Architecture("minicpm", "minicpm", paired=True),
         Architecture("minicpm3", "minicpm3"),

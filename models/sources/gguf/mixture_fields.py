@@ -176,7 +176,7 @@ def _minicpm3(read: Reader) -> dict[str, Any]:
     return {**_latent(read, rotated_halves=True), "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 
 
-def _sigmoid(read: Reader) -> dict[str, Any]:
+def sigmoid(read: Reader) -> dict[str, Any]:
     read.no_window()
     _leading(read)
     _only(read, _SIGMOID)
@@ -226,9 +226,9 @@ MIXTURES: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "dbrx": _dbrx,
     "deepseek": _deepseek,
     "deepseek2": _deepseek2,
-    "dots1": _sigmoid,
+    "dots1": sigmoid,
     "ernie4_5-moe": _ernie,
-    "glm4moe": _sigmoid,
+    "glm4moe": sigmoid,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite,
     "llama4": _llama4,

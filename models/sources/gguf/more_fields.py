@@ -12,6 +12,7 @@ from llmc.models.sources.gguf.gemma4 import read_gemma4
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.mixture_fields import MIXTURES, mixtral, qwen3moe
 from llmc.models.sources.gguf.reader import Reader, Shapes
+from llmc.models.sources.gguf.short_conv import SHORT_CONVS
 from llmc.models.sources.gguf.streams import read_streams
 
 _LOCAL_THETA = 10000.0  # default for Gemma 3's windowed layers
@@ -194,6 +195,7 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "starcoder": _gpt2,
     **MIXTURES,
     **DELTA_NETS,
+    **SHORT_CONVS,
     **ENCODERS,
 }
 
