@@ -78,10 +78,7 @@ def _inner_size(fields: Fields) -> int:
     factor = fields.number("block_ffn_dim_multiplier", 1.0)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return size
-    size = int(2 * size / 3)
-    if fields.mentions("block_ffn_dim_multiplier") and not fields.has("block_ffn_dim_multiplier"):
-        return size
-    return -(-int(factor * size) // multiple) * multiple
+    return -(-int(factor * int(2 * size / 3)) // multiple) * multiple
 
 
 def _config(fields: Fields, generation: Fields, **choices: Any) -> ModelConfig:
