@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
+from llmc.runtime.binding.hand_over import HandedText
 
 from support.artifacts import made_once
 from support.company import check_company
@@ -55,6 +56,25 @@ def test_greedy_ids_are_those_of_transformers(made: Path, artifact: Artifact) ->
             for prompt, (output,) in zip(prompts, outputs, strict=True):
                 assert_greedy(made / "model", prompt, output.ids)
         assert engine.stats.prefix_hit_tokens > 0
+
+
+def test_another_engine_takes_them_over(artifact: Artifact) -> None:
+    prompt = random_ids(5, 90)
+    request = (prompt, greedy(12, num_logprobs=2))
+    with (
+        Engine(artifact, num_threads=1, num_blocks=32) as first,
+        Engine(artifact, num_threads=1, num_blocks=32) as second,
+        Engine(artifact, num_threads=1, num_blocks=32, prefix_cache=0) as alone,
+    ):
+        drive(first, [(prompt[:80], greedy(1))])
+        given, taken = HandedText(first, prompt), HandedText(second, prompt)
+        part = given.export(0)
+        given.seal(part)
+        taken.check(part.data)
+        assert taken.enter(part.data) == 5
+        (found,), (wanted,) = drive(second, [request]), drive(alone, [request])
+        assert found[0].num_cached == 80
+        assert [bits(one) for one in found] == [bits(one) for one in wanted]
 
 
 def test_beams_take_their_states_along(artifact: Artifact) -> None:
