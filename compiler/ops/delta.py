@@ -10,7 +10,7 @@ from llmc.compiler.graph.commands import Site
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.definition import F32, I32, Argument, BufferSource, GraphParams, KernelCall, OpDef
 
-_OF_SEQUENCES = {
+OF_SEQUENCES = {
     "block_tables": Argument(2, I32),
     "query_start": Argument(1, I32),
     "token_seq": Argument(1, I32),
@@ -33,7 +33,7 @@ def _short_conv(site: Site, graph: GraphParams) -> list[KernelCall]:
         **more,
     )
     pool = BufferSource.K_POOL if site.attributes["alone"] else BufferSource.V_POOL
-    return [KernelCall(spec, ("x", "weight", *bias, *_OF_SEQUENCES, pool, "out"))]
+    return [KernelCall(spec, ("x", "weight", *bias, *OF_SEQUENCES, pool, "out"))]
 
 
 def _delta_rule(site: Site, graph: GraphParams) -> list[KernelCall]:
@@ -49,29 +49,21 @@ def _delta_rule(site: Site, graph: GraphParams) -> list[KernelCall]:
         tiled=bool(a["tiled"]),
         block_size=graph.block_size,
     )
-    return [KernelCall(spec, ("qkv", "gates", *_OF_SEQUENCES, BufferSource.K_POOL, "out"))]
+    return [KernelCall(spec, ("qkv", "gates", *OF_SEQUENCES, BufferSource.K_POOL, "out"))]
 
 
 SHORT_CONV = OpDef(
     "short_conv",
-    {"x": Argument(2, F32), "weight": Argument(1, F32), **_OF_SEQUENCES, "bias": Argument(1, F32)},
+    {"x": Argument(2, F32), "weight": Argument(1, F32), **OF_SEQUENCES, "bias": Argument(1, F32)},
     lambda call: ((call.shapes["x"][0], call.shapes["weight"][0] // call.values["taps"]), F32[0]),
     _short_conv,
 )
 DELTA_RULE = OpDef(
     "delta_rule",
-    {"qkv": Argument(2, F32), "gates": Argument(2, F32), **_OF_SEQUENCES},
+    {"qkv": Argument(2, F32), "gates": Argument(2, F32), **OF_SEQUENCES},
     lambda call: (
         (call.shapes["qkv"][0], call.shapes["qkv"][1] - 2 * call.values["key_heads"] * call.values["key_dim"]),
         F32[0],
     ),
     _delta_rule,
 )
-
-
-def state_block_bytes(spec: KernelSpec) -> int:
-    """Bytes of a block of the pool that a kernel of a layer with a state reads and writes; 0 for other kernels."""
-    p = spec.as_dict()
-    if spec.op == SHORT_CONV.name:
-        return 4 * (int(p["taps"]) - 1) * int(p["channels"])
-    return 4 * int(p["heads"]) * int(p["key_dim"]) * int(p["value_dim"]) if spec.op == DELTA_RULE.name else 0

@@ -26,6 +26,7 @@ from llmc.compiler.ops.linear import (
     LINEAR_QUANT,
     QUANTIZE_ROWS,
 )
+from llmc.compiler.ops.mamba import SELECTIVE_STATE
 from llmc.compiler.ops.norm import RMS_NORM
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.pool import POOL_ROWS
@@ -64,6 +65,7 @@ OPS: dict[str, OpDef] = {
         LATENT_ATTENTION,
         SHORT_CONV,
         DELTA_RULE,
+        SELECTIVE_STATE,
         ALL_REDUCE,
         ALL_GATHER,
     )

@@ -19,7 +19,7 @@ from llmc.compiler.graph.demands import collectives_of
 from llmc.compiler.kernel_spec import BUFFERS, KernelSpec
 from llmc.compiler.ops.adapters import spec_slot
 from llmc.compiler.ops.collective import record_of
-from llmc.compiler.ops.delta import state_block_bytes
+from llmc.compiler.ops.state_bytes import state_block_bytes
 from llmc.compiler.store.graphs_writer import CommandRecord, FileSums, GraphRecord, write_graphs
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.compiler.store.weights import WeightLayout

@@ -124,6 +124,8 @@ def written_values(op: str, parameters: str, graph: Graph) -> list[ValueLayout]:
             return [ValueLayout(-1, False, (p["channels"],), "f32")]
         case "delta_rule":
             return [ValueLayout(-1, False, (p["heads"] * p["value_dim"],), "f32")]
+        case "selective_state":
+            return [ValueLayout(-1, False, (p["heads"] * p["head_dim"],), "f32")]
         case "rope_kv_write":
             return [ValueLayout(-1, False, (p["num_heads"] * p["head_dim"],), "f32")]
         case "paged_attention":

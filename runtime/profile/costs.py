@@ -14,6 +14,7 @@ from llmc.runtime.profile.steps import Step
 
 Params = dict[str, Any]
 _ON_SAMPLES = 2  # value of parameter `rows` for a kernel that works on sampled rows
+_OF_STATES = frozenset({"taps", "key_dim", "state_size"})  # parameters that only kernels of layers with a state have
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         head_dim = int(params.get("head_dim", model.head_dim))
         both = head_dim + int(params.get("rank", head_dim))
         flops = 2 * int(params.get("num_heads", 0)) * both * visible_keys(step, window, chunk)
-    elif block_bytes and ("taps" in params or "key_dim" in params):
+    elif block_bytes and not _OF_STATES.isdisjoint(params):
         # A state: it is read at the first token of a sequence, and written behind the last one and where blocks end.
         writes = block_bytes * sum(state_writes(start, count, model.block_size) for start, count in step.sequences)
         kv, written = writes + block_bytes * sum(start > 0 for start, _ in step.sequences), written + writes
@@ -136,6 +137,9 @@ def _flops_of_token(params: Params) -> int:
     """Of a kernel of layers with a state."""
     if taps := int(params.get("taps", 0)):
         return 2 * taps * int(params["channels"])
+    if state_size := int(params.get("state_size", 0)):
+        # Decay, the change, and what is read.
+        return 5 * int(params["heads"]) * int(params["head_dim"]) * state_size
     # Decay, what a key finds, the change, and what a query finds.
     return 7 * int(params["heads"]) * int(params["key_dim"]) * int(params["value_dim"])
 

@@ -29,6 +29,7 @@ _ON_SAMPLES = frozenset({"gather_rows", "pool_rows"})
 _OF_SEQUENCES: dict[str, Callable[[Params], int]] = {
     "short_conv": lambda p: int(p["channels"]),
     "delta_rule": lambda p: int(p["heads"]) * int(p["value_dim"]),
+    "selective_state": lambda p: int(p["heads"]) * int(p["head_dim"]),
 }
 
 

@@ -194,7 +194,7 @@ def test_a_changed_template_changes_its_kernels_only(
     quantized = ("embedding_quant", "linear_quant", "quantize_rows", "permute_columns")
     latent = ("head_linear", "latent_attention", "latent_kv_write", "packed_head_linear")
     adapters = ("adapter_shrink", "adapter_expand", "adapter_samples", "adapter_pairs", "adapter_pick", "activate")
-    others = ("fused", *quantized, *latent, "short_conv", "delta_rule", *adapters, "merge_attention")
+    others = ("fused", *quantized, *latent, "short_conv", "delta_rule", "selective_state", *adapters, "merge_attention")
     assert bool(changed) == (op not in others and not op.startswith("expert_"))
 
 

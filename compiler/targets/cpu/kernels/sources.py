@@ -40,6 +40,7 @@ TEMPLATE_FILES: dict[str, str] = {
     "gather_rows": "gather",
     "short_conv": "short_conv",
     "delta_rule": "delta_rule",
+    "selective_state": "selective_state",
     "expert_order": "expert_order",
     "expert_gather": "expert_gather",
     "expert_linear": "expert_linear",

@@ -28,6 +28,7 @@ from llmc.compiler.targets.reference.kernels.experts import (
 from llmc.compiler.targets.reference.kernels.fused import fused
 from llmc.compiler.targets.reference.kernels.latent import head_linear, latent_attention, latent_kv_write
 from llmc.compiler.targets.reference.kernels.linear import linear, linear_quant
+from llmc.compiler.targets.reference.kernels.mamba import selective_state
 from llmc.compiler.targets.reference.kernels.rows import (
     activate,
     gather_rows,
@@ -57,6 +58,7 @@ KERNELS: dict[str, Callable[[KernelSpec], tirx.PrimFunc]] = {
     "latent_attention": latent_attention,
     "short_conv": short_conv,
     "delta_rule": delta_rule,
+    "selective_state": selective_state,
     "head_linear": head_linear,
     "packed_head_linear": head_linear,
     "gather_rows": gather_rows,

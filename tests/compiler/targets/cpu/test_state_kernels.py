@@ -176,3 +176,33 @@ def test_delta_rule(target: Target, heads: int, key_heads: int, key_dim: int, va
     spec = KernelSpec.of("attention", "delta_rule", **sizes, block_size=BLOCK)
     layer = Layer(spec, {"qkv": qkv, "gates": gates}, heads * value_dim, heads * key_dim * value_dim, "k_pool")
     layer.check(target, outputs, states, 3e-6)
+
+
+@on_cpus
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "groups", "state_size"),
+    [(4, 16, 2, 16), (6, 24, 2, 40), (3, 37, 1, 13), (4, 64, 4, 128), (2, 3, 2, 3), rare(4, 65, 1, 256)],
+)
+def test_selective_state(target: Target, heads: int, head_dim: int, groups: int, state_size: int) -> None:
+    size, of_groups = heads * head_dim, groups * state_size
+    rng = np.random.default_rng(5)
+    xbc = [random(length, size + 2 * of_groups, seed=s) for s, length in enumerate(LENGTHS)]
+    steps = [rng.uniform(0.05, 1.0, (length, 2 * heads)).astype(np.float32) for length in LENGTHS]
+    steps[0][6, heads:], steps[2][3, :heads] = 0.0, 0.0
+    skip = random(1, heads, seed=9)[0]
+    outputs, states = [], []
+    for rows, of_rows in zip(xbc, steps, strict=True):
+        state, found, behind = np.zeros((heads, head_dim, state_size)), [], []
+        for row, gates in zip(rows.astype(np.float64), of_rows.astype(np.float64), strict=True):
+            x = row[:size].reshape(heads, head_dim)
+            b, c = row[size:].reshape(2, groups, state_size).repeat(heads // groups, axis=1)
+            added = (x * gates[:heads, None])[:, :, None] * b[:, None]
+            state = state * gates[heads:, None, None] + added
+            found.append((np.einsum("hpn,hn->hp", state, c) + x * skip[:, None]).reshape(-1))
+            behind.append(state)
+        outputs.append(np.stack(found))
+        states.append(np.stack(behind))
+    sizes = {"heads": heads, "head_dim": head_dim, "groups": groups, "state_size": state_size}
+    spec = KernelSpec.of("attention", "selective_state", **sizes, block_size=BLOCK)
+    layer = Layer(spec, {"xbc": xbc, "steps": steps}, size, size * state_size, "k_pool")
+    layer.check(target, outputs, states, 1e-5, skip=skip)

@@ -100,6 +100,7 @@ _OTHERS = [
     KernelSpec.of(
         "attention", "delta_rule", heads=4, key_heads=2, key_dim=128, value_dim=128, tiled=False, block_size=16
     ),
+    KernelSpec.of("attention", "selective_state", heads=4, head_dim=64, groups=2, state_size=128, block_size=16),
 ]
 """Kernels that neither these models have nor `_ATTENTION`."""
 
