@@ -100,24 +100,26 @@ def experts(
     act_dtype: str = "f32",
     some: bool = False,
     activation: str = "silu",
+    gated: bool = True,
 ) -> Tensor:
     """The weighted sum of the chosen experts' outputs for x act [T, D], plus residual [T, D]: float32 [T, D].
 
     chosen: from `choose_experts`. gate_up [E 2 I, D] (gate before up), down [E D, I], gate_up_bias [E 2 I] and
     down_bias [E D] are stacked by expert. An expert computes down(activation(gate) · up), with the inner activation in
-    act_dtype. With a gate_limit: down(gate · sigmoid(gate_gain · gate) · (up + 1)), gate clamped to at most the limit,
-    up to ± the limit. some: ids of E belong to experts of another rank, which add nothing (`held_experts`).
+    act_dtype. If not gated, gate_up is [E I, D], and an expert computes down(activation(up)). With a gate_limit:
+    down(gate · sigmoid(gate_gain · gate) · (up + 1)), gate clamped to at most the limit, up to ± the limit. some: ids
+    of E belong to experts of another rank, which add nothing (`held_experts`).
     """
     top_k = chosen.shape[1] // 2
     ids, weights = chosen[:, :top_k], chosen[:, top_k:].contiguous().view(torch.float32)
-    inner_size, size = gate_up.shape[0] // (2 * num_experts), down.shape[0] // num_experts
+    first_size, size = gate_up.shape[0] // num_experts, down.shape[0] // num_experts
     results = x.new_zeros((x.shape[0], top_k, size), dtype=torch.float32)
     for expert in ids[ids < num_experts].unique().tolist():
         rows, places = (ids == expert).nonzero(as_tuple=True)
-        first = slice(expert * 2 * inner_size, (expert + 1) * 2 * inner_size)
+        first = slice(expert * first_size, (expert + 1) * first_size)
         second = slice(expert * size, (expert + 1) * size)
         bias = None if gate_up_bias is None else gate_up_bias[first]
-        made = expert_inner(x[rows], gate_up[first], bias, gate_limit, gate_gain, activation)
+        made = expert_inner(x[rows], gate_up[first], bias, gate_limit, gate_gain, activation, gated=gated)
         act = made.to(torch_act_dtype(act_dtype))
         results[rows, places] = F.linear(
             act.float(), down[second].float(), None if down_bias is None else down_bias[second]
@@ -127,10 +129,21 @@ def experts(
 
 
 def expert_inner(
-    x: Tensor, gate_up: Tensor, bias: Tensor | None, gate_limit: float, gate_gain: float, activation: str = "silu"
+    x: Tensor,
+    gate_up: Tensor,
+    bias: Tensor | None,
+    gate_limit: float,
+    gate_gain: float,
+    activation: str = "silu",
+    *,
+    gated: bool = True,
 ) -> Tensor:
-    """The inner activation float32 [T, I] of one expert. x: act [T, D]. gate_up: [2 I, D]. Limits: as in `experts`."""
-    gate, up = F.linear(x.float(), gate_up.float(), bias).chunk(2, dim=-1)
+    """The inner activation float32 [T, I] of one expert. x: act [T, D]. gate_up: [2 I, D], or [I, D] if not gated.
+    Limits: as in `experts`."""
+    made = F.linear(x.float(), gate_up.float(), bias)
+    if not gated:
+        return activated(made, activation)
+    gate, up = made.chunk(2, dim=-1)
     if not gate_limit:
         return activated(gate, activation) * up
     gate, up = gate.clamp(max=gate_limit), up.clamp(min=-gate_limit, max=gate_limit)
@@ -152,5 +165,6 @@ def _(
     act_dtype: str = "f32",
     some: bool = False,
     activation: str = "silu",
+    gated: bool = True,
 ) -> Tensor:
     return x.new_empty((x.shape[0], down.shape[0] // num_experts), dtype=torch.float32)

@@ -101,7 +101,10 @@ class _Sizes:
         shapes = site.attributes["weight_shapes"]
         self.experts, self.top_k = int(site.attributes["num_experts"]), int(site.attributes["widths"]["chosen"]) // 2
         rows, self.width = shapes["gate_up"]
-        self.inner = int(rows) // (2 * self.experts)
+        self.gated = bool(site.attributes.get("gated", True))
+        self.first = int(rows) // self.experts
+        """Rows of an expert's gate and up, or of up alone."""
+        self.inner = self.first // (2 if self.gated else 1)
         self.out = int(shapes["down"][0]) // self.experts
         self.stored = {weight: _Stored.of(site, weight) for weight in WEIGHTS}
         self.widths = {"gate_up": int(self.width), "down": self.inner}
@@ -120,7 +123,7 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     of_gate: dict[str, Param] = {"gate_limit": limit, "gate_gain": gain} if limit else {}
     of_gate |= {} if activation == "silu" else {"activation": activation}
 
-    def linear(x: str, weight: str, out: str, n: int, gated: str, **of_gate: Param) -> list[KernelCall]:
+    def linear(x: str, weight: str, out: str, n: int, gated: str = "", **of_gate: Param) -> list[KernelCall]:
         bias, stored, width = f"{weight}_bias", sizes.stored[weight], sizes.widths[weight]
         calls, of_experts = [], {"experts": sizes.experts, "top_k": sizes.top_k, **layout}
         if (sums := stored.sums()) is not None:
@@ -145,18 +148,19 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     ]
     last = KernelCall(combine, (_ROWS, "chosen", _INDEX, *(("residual",) if residual else ()), "out"))
     if not sizes.adapted:
-        gate_up = linear(_ROWS, "gate_up", _INNER, 2 * sizes.inner, act, **of_gate)
-        return [*first, *gate_up, *linear(_INNER, "down", _ROWS, sizes.out, ""), last]
+        of_act: dict[str, Param] = {"gated": act} if sizes.gated else {"activated": act}
+        gate_up = linear(_ROWS, "gate_up", _INNER, sizes.first, **of_act, **of_gate)
+        return [*first, *gate_up, *linear(_INNER, "down", _ROWS, sizes.out), last]
     pairs = KernelSpec.of("other", "adapter_pairs", tile_rows=TILE_ROWS, **of_pairs)
-    of_inner: dict[str, Param] = {"dim": sizes.inner, "act_dtype": act, "activation": activation, "gated": True}
+    of_inner: dict[str, Param] = {"dim": sizes.inner, "act_dtype": act, "activation": activation, "gated": sizes.gated}
     activate = KernelSpec.of("activation", "expert_activate", **{**of_inner, **of_gate}, **of_pairs, **layout)
     return [
         first[0],
         KernelCall(pairs, (BufferSource.ADAPTER_TILES, "chosen", _INDEX, _PAIRS), barrier=False),
         first[1],
-        *_adapted(site, graph, "gate_up", _ROWS, _SUMS, linear(_ROWS, "gate_up", _SUMS, 2 * sizes.inner, "")),
+        *_adapted(site, graph, "gate_up", _ROWS, _SUMS, linear(_ROWS, "gate_up", _SUMS, sizes.first)),
         KernelCall(activate, (_SUMS, "chosen", _INDEX, _INNER)),
-        *_adapted(site, graph, "down", _INNER, _ROWS, linear(_INNER, "down", _ROWS, sizes.out, "")),
+        *_adapted(site, graph, "down", _INNER, _ROWS, linear(_INNER, "down", _ROWS, sizes.out)),
         last,
     ]
 
@@ -182,7 +186,7 @@ def _adapter_scratch(site: Site, graph: GraphParams, sizes: _Sizes, rows: int, p
     widest = max(shrunk_width(slot_of(site, graph, weight)) for weight in WEIGHTS)
     # A pair of every row of a tile of tokens may have a tile of its own, used or not.
     tiles = 1 + TILE_RECORD * TILE_ROWS * pairs
-    return {"sums": 4 * rows * 2 * sizes.inner, "pairs": 4 * tiles, SHRUNK: 4 * rows * widest}
+    return {"sums": 4 * rows * sizes.first, "pairs": 4 * tiles, SHRUNK: 4 * rows * widest}
 
 
 def _scratch(site: Site, graph: GraphParams) -> dict[str, int]:

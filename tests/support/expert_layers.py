@@ -36,15 +36,16 @@ LIMIT, GAIN = 1.5, 1.702
 
 class Layer:
     """Experts of random weights, chosen by tokens of random rows. scheme: of the weights, None for floats of `act`.
-    limited: the gate is, as of gpt-oss. gelu: the gate's activation is, as of Gemma 4."""
+    limited: the gate is, as of gpt-oss. gelu: the gate's activation is, as of Gemma 4. gated: else the squared ReLU, as
+    of Nemotron 3."""
 
     def __init__(
         self, rows: int, width: int, inner: int, act: str, *, biased: bool = False, scheme: str | None = None,
-        limited: bool = False, gelu: bool = False,
+        limited: bool = False, gelu: bool = False, gated: bool = True,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(width)
         self.width, self.inner, self.act, self.limited = width, inner, act, limited
-        self.gelu = gelu
+        self.gelu, self.parts = gelu, 2 if gated else 1
         self.scheme = None if scheme is None else get_scheme(scheme)
 
         def floats(*shape: int) -> Array:
@@ -53,10 +54,10 @@ class Layer:
         self.x = floats(rows, width).astype(DTYPES[act])
         self.residual = floats(rows, width)
         self.weights = {
-            "gate_up": (floats(EXPERT_COUNT * 2 * inner, width) / width**0.5).astype(DTYPES[act]),
+            "gate_up": (floats(EXPERT_COUNT * self.parts * inner, width) / width**0.5).astype(DTYPES[act]),
             "down": (floats(EXPERT_COUNT * width, inner) / inner**0.5).astype(DTYPES[act]),
         }
-        self.biases = {"gate_up_bias": floats(EXPERT_COUNT * 2 * inner), "down_bias": floats(EXPERT_COUNT * width)}
+        self.biases = {"gate_up_bias": floats(EXPERT_COUNT * self.parts * inner), "down_bias": floats(EXPERT_COUNT * width)}
         if not biased:
             self.biases = {}
         # The first expert is nearly everybody's, the last but one nobody's.
@@ -94,7 +95,12 @@ class Layer:
         for expert in range(EXPERT_COUNT):
             rows, places = np.nonzero(ids == expert)
             if len(rows):
-                gate, up = np.split(self._linear(self.x[rows], "gate_up", expert), 2, axis=-1)
+                gate, *of_gate = np.split(self._linear(self.x[rows], "gate_up", expert), self.parts, axis=-1)
+                if not of_gate:
+                    inner = np.square(np.maximum(gate, 0)).astype(np.float32)
+                    out[rows] += self._linear(inner, "down", expert) * weights[rows, places][:, None]
+                    continue
+                (up,) = of_gate
                 if self.limited:
                     gate, up = np.minimum(gate, LIMIT), np.clip(up, -LIMIT, LIMIT)
                     inner = (gate / (1 + np.exp(-GAIN * gate)) * (up + 1)).astype(np.float32)
@@ -118,6 +124,7 @@ class Compiled:
             "on_samples": False,
             **({"gate_limit": LIMIT, "gate_gain": GAIN} if layer.limited else {}),
             **({"activation": "gelu_tanh"} if layer.gelu else {}),
+            **({"activation": "relu2", "gated": False} if layer.parts == 1 else {}),
         }
         if layer.scheme is not None:
             int8 = layer.scheme.act_bits == 8
@@ -132,7 +139,7 @@ class Compiled:
         self._library, self._cpu = ctypes.CDLL(str(path)), isinstance(found, CpuTarget)
         self.stored: dict[str, Array] = {}
         for name, array in layer.weights.items():
-            parts = EXPERT_COUNT * (2 if name == "gate_up" else 1)
+            parts = EXPERT_COUNT * (layer.parts if name == "gate_up" else 1)
             format = None if layer.scheme is None else layer.scheme.weight
             request = WeightRequest(name, array.shape, layer.act if format is None else "u8", True, format, parts)
             tensors_of = [tensor.name for tensor in found.weight_tensors(request)]

@@ -45,6 +45,12 @@ def test_of_a_token_nothing_depends_on_others(target: str, act: str, tmp_path: P
     )
 
 
+@pytest.mark.parametrize(("scheme", "act"), [(None, "f32"), ("w4a16", "bf16"), ("w8a8", "bf16")])
+@pytest.mark.parametrize("target", TARGETS)
+def test_without_a_gate(target: str, scheme: str | None, act: str, tmp_path: Path) -> None:
+    check(Layer(21, 72, 37, act, biased=act == "f32", scheme=scheme, gated=False), target, tmp_path, (2, 21))
+
+
 @pytest.mark.parametrize(("scheme", "act"), [("w8a8", "f32"), ("w4a16", "f32"), ("w4a16", "bf16")])
 @pytest.mark.parametrize("target", TARGETS)
 def test_quantized_weights(target: str, scheme: str, act: str, tmp_path: Path) -> None:

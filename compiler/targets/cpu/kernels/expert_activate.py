@@ -1,5 +1,5 @@
-"""expert_activate: silu(gate) · up, or a gate with a limit, of the rows of experts, as packed activations in each
-expert's row tile."""
+"""expert_activate: f(gate) · up, f(up) without a gate, or a gate with a limit, of the rows of experts, as packed
+activations in each expert's row tile."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     words, blocks, tail = b.ceil_div(dim, b.lanes_of(act)), b.ceil_div(dim, _BLOCK), dim % b.WIDTH
     activation, tiles = str(p["activation"]), row_tiles(int(p["row_tile"]))
     puts = tuple((act, tile, n) for tile in tiles for n in (b.WIDTH, tail) if n)
+    parts = 2 if p["gated"] else 1
     limit, gain = float(p.get("gate_limit", 0.0)), float(p.get("gate_gain", 1.0))
     helpers = vector.helpers(target.mcpu, puts=puts)
     helpers += gates.limited(limit, gain) if limit else ACTIVATIONS[activation]()
@@ -42,9 +43,11 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
         base = b.let((row - of_tile) * words + of_tile)
 
         def emit(column: b.Expr, count: int, tile: int) -> None:
-            at = b.let(row * (2 * dim) + column)
-            gate, up = b.load_vector(k["x"], at, count), b.load_vector(k["x"], at + dim, count)
-            value = b.call("limited_gate", gate, up) if limit else b.call("mul", b.call(activation, gate), up)
+            at = b.let(row * (parts * dim) + column)
+            first, *up = (b.load_vector(k["x"], at + part * dim, count) for part in range(parts))
+            value = b.call("limited_gate", first, *up) if limit else b.call(activation, first)
+            if up and not limit:
+                value = b.call("mul", value, *up)
             b.put(k["out"], value, base, column, act, tile, count)
 
         for tile in tiles:
