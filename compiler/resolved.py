@@ -94,7 +94,7 @@ class Resolved:
         """The layers of the KV cache that each stage has; none for a single stage."""
         found = []
         for count, end in zip(self.stage_layers, accumulate(self.stage_layers), strict=True):
-            layers = {self.model.kv_layer(layer) for layer in range(end - count, end)}
+            layers = set(map(self.model.kv_layer, filter(self.model.is_cached, range(end - count, end))))
             found.append(StageRecord(min(layers), len(layers)))
         return found
 
@@ -209,7 +209,7 @@ class Resolved:
         targets = get_family(self.model.model_type).weight_map(self.model).targets
         tables = table_shapes(self.model, self.max_model_len)
         counts = self.model.kv_head_counts if self.kv_scales else {}
-        scales = {kv_scales_name(layer): (2 * count,) for layer, count in counts.items()}
+        scales = {kv_scales_name(self.model.kv_layer(layer)): (2 * count,) for layer, count in counts.items()}
         whole = {**{target.name: target.shape for target in targets}, **scales, **tables}
         return whole if self.partition is None else self.partition.rank_shapes(whole)
 
@@ -233,7 +233,8 @@ class Resolved:
             yield parameter
         if self.kv_scales:
             for layer, scales in zip(self.model.kv_head_counts, self._stated_kv_scales(checkpoint), strict=True):
-                yield Parameter.of(kv_scales_name(layer), "f32", np.ascontiguousarray(scales.reshape(-1)))
+                name = kv_scales_name(self.model.kv_layer(layer))
+                yield Parameter.of(name, "f32", np.ascontiguousarray(scales.reshape(-1)))
         for name, table in tables(self.model, self.max_model_len):
             yield Parameter.of(name, "f32", table)
 

@@ -47,23 +47,42 @@ def divide_layers(model: ModelConfig, recipe: Recipe, act_dtype: str, stages: in
 
     Raises CompileError if so many stages are not possible.
     """
-    ends = stage_ends([model.kv_layer(layer) for layer in range(model.num_layers)])
+    ends = stage_ends(bound_to(model))
     if stages > len(ends):
         most = f"choose at most {len(ends)}" if len(ends) > 1 else "leave out --pipeline-parallel"
+        bound = "read keys and values of another layer have to be in its stage"
+        if model.mlp_only_layers:
+            bound = "have a feed-forward block alone have to be in the stage of another layer"
         raise CompileError(
-            f"pipeline-parallel is {stages}, but layers of {model.model_type} that read keys and values of another "
-            f"layer have to be in its stage, so {model.num_layers} layers make {len(ends)} at most: {most}"
+            f"pipeline-parallel is {stages}, but layers of {model.model_type} that {bound}, so {model.num_layers} "
+            f"layers make {len(ends)} at most: {most}"
         )
     return divided(_costs(model, recipe, act_dtype), stages, ends)
 
 
-def stage_ends(made_by: Sequence[int]) -> list[int]:
+def bound_to(model: ModelConfig) -> list[int]:
+    """For each layer, the one whose stage it has to be in, itself or an earlier one.
+
+    It is the one whose keys and values it reads. Every stage has a layer of the KV cache: a layer without one goes with
+    the layer before it, and the first one with one goes with all before it.
+    """
+    found: list[int] = []
+    for layer in range(model.num_layers):
+        if model.is_cached(layer):
+            kv_layer = model.kv_layer(layer)
+            found.append(0 if kv_layer == 0 else model.cached_layers[kv_layer])
+        else:
+            found.append(found[-1] if found else 0)
+    return found
+
+
+def stage_ends(bound_to: Sequence[int]) -> list[int]:
     """Numbers of leading layers behind which a stage may end, the last one that of all layers.
 
-    made_by: for each layer, the one whose keys and values it reads, itself or an earlier one.
+    bound_to: for each layer, the one whose stage it has to be in, itself or an earlier one.
     """
-    first_read = [*accumulate(reversed(made_by), min)][::-1]  # by the layer or any behind it
-    return [*(end for end in range(1, len(made_by)) if first_read[end] >= end), len(made_by)]
+    first_bound = [*accumulate(reversed(bound_to), min)][::-1]  # of the layer or any behind it
+    return [*(end for end in range(1, len(bound_to)) if first_bound[end] >= end), len(bound_to)]
 
 
 def divided(costs: Sequence[float], stages: int, ends: Collection[int]) -> tuple[int, ...]:

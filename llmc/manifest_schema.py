@@ -115,6 +115,8 @@ class Experts(Closed):
     scaled_input: bool = False
     mixer_noise: Annotated[float, Field(ge=0, le=1e30)] = 0.0
     added_sum: Annotated[float, Field(ge=0, le=1)] = 0.0
+    gated: bool = True
+    latent_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
 
 
 class Latent(Closed):
@@ -149,6 +151,19 @@ class ShortConv(Closed):
     channels: Count
     taps: Annotated[int, Field(ge=2, le=64)]
     bias: bool
+
+
+class Mamba2(Closed):
+    layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)]
+    heads: Annotated[int, Field(ge=1, le=1 << 16)]
+    head_dim: Annotated[int, Field(ge=1, le=1 << 16)]
+    state_size: Annotated[int, Field(ge=1, le=1 << 16)]
+    groups: Annotated[int, Field(ge=1, le=1 << 16)]
+    taps: Annotated[int, Field(ge=2, le=64)]
+    conv_bias: bool
+    bias: bool
+    least_step: Annotated[float, Field(ge=0, le=1e30)]
+    most_step: Positive | None
 
 
 class TokenInputs(Closed):
@@ -242,6 +257,9 @@ class Model(Closed):
     kv_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)] = []
     delta_net: DeltaNet | None = None
     short_conv: ShortConv | None = None
+    mamba: Mamba2 | None = None
+    mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)] = []
+    mixer_only_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)] = []
     full_heads: Heads | None = None
     layer_sizes: Annotated[list[Count], Field(max_length=1 << 16)] = []
     token_inputs: TokenInputs | None = None

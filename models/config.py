@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from llmc.models.delta_net import DeltaNet
+from llmc.models.mamba import Mamba2
 from llmc.models.short_conv import ShortConv
 
 Norm = Literal["rms", "layer"]
@@ -73,9 +75,10 @@ class Experts:
     added_sum. scale: factor of all weights. shared_size: of an expert that every token uses; 0 for none. shared_gate:
     its output is gated. scaled_input: a token's single expert reads its input times the sigmoid of the expert's logit.
     router_bias, biases: whether router and experts' matrices have biases. gate_limit, gate_gain: see
-    `expert_ops.experts`. activation: of an expert's gate. beside_plain: experts run beside a plain block
-    (blocks/beside_plain.py). scaled: each expert's weight has a learned factor. held: how many experts a rank holds;
-    None for all. See `expert_ops.held_experts`.
+    `expert_ops.experts`. activation: of an expert's gate, or of its first layer if experts are not gated, the shared
+    one included. beside_plain: experts run beside a plain block (blocks/beside_plain.py). scaled: each expert's weight
+    has a learned factor. held: how many experts a rank holds; None for all. See `expert_ops.held_experts`. latent_size:
+    of vectors that experts read and write in place of a token's, by two linear layers; 0 for none.
     """
 
     layers: tuple[int, ...]
@@ -103,6 +106,8 @@ class Experts:
     scaled: bool = False
     held: int | None = None
     added_sum: float = 0.0
+    gated: bool = True
+    latent_size: int = 0
 
 
 NO_ROPE = Rope(None, 2)
@@ -301,8 +306,9 @@ class ModelConfig:
     whose first latent.rank are the value. normed_values: each head of v is normed, without weights.
     kv_layers: per layer, the layer whose keys and values it reads. The first layers make their own, the last ones make
     none. Empty if all make their own.
-    delta_net, short_conv: of the layers that have one in place of attention; None if no layer has. A KV block of such a
-    layer has the state behind the last token that was computed in the block.
+    delta_net, short_conv, mamba: of the layers that have one in place of attention; None if no layer has. A KV block of
+    such a layer has the state behind the last token that was computed in the block.
+    mlp_only_layers: layers with a feed-forward block alone. mixer_only_layers: layers without one.
     full_heads: of layers without a window, if those of windowed layers differ; num_heads, num_kv_heads and head_dim are
     then of windowed layers. layer_sizes: intermediate_size per layer, if layers differ; else empty.
     token_inputs: None if layers read nothing of a token but its hidden vector. scaled_layers: a layer's result is
@@ -375,6 +381,9 @@ class ModelConfig:
     kv_layers: tuple[int, ...] = ()
     delta_net: DeltaNet | None = None
     short_conv: ShortConv | None = None
+    mamba: Mamba2 | None = None
+    mlp_only_layers: tuple[int, ...] = ()
+    mixer_only_layers: tuple[int, ...] = ()
     full_heads: Heads | None = None
     layer_sizes: tuple[int, ...] = ()
     token_inputs: TokenInputs | None = None
@@ -418,20 +427,34 @@ class ModelConfig:
         """Whether a step must hold a whole text: tokens depend on later ones, or all are pooled."""
         return self.bidirectional or (self.pooled is not None and self.pooled.pooling != "last")
 
+    @cached_property
+    def cached_layers(self) -> tuple[int, ...]:
+        """For each layer of the KV cache, the first layer of the model that reads it. If no later step reads the cache,
+        all layers share one."""
+        if self.kv_layers:
+            return tuple(range(1 + max(self.kv_layers)))
+        without = set(self.mlp_only_layers)
+        return (0,) if self.bidirectional else tuple(i for i in range(self.num_layers) if i not in without)
+
     @property
     def num_kv_layers(self) -> int:
-        """Layers of the KV cache. If no later step reads it, all layers share one."""
-        if self.kv_layers:
-            return 1 + max(self.kv_layers)
-        return 1 if self.bidirectional else self.num_layers
+        """Layers of the KV cache."""
+        return len(self.cached_layers)
+
+    def is_cached(self, layer: int) -> bool:
+        """Whether a layer of the model has one of the KV cache."""
+        return layer not in self.mlp_only_layers
 
     def kv_layer(self, layer: int) -> int:
-        """The layer of the KV cache that a model layer reads."""
-        return self.kv_layers[layer] if self.kv_layers else min(layer, self.num_kv_layers - 1)
+        """The layer of the KV cache that a model layer reads, which `is_cached`."""
+        if self.kv_layers or self.bidirectional:
+            return self.kv_layers[layer] if self.kv_layers else 0
+        return layer - sum(other < layer for other in self.mlp_only_layers)
 
-    def recurrent(self, layer: int) -> DeltaNet | ShortConv | None:
+    def recurrent(self, layer: int) -> DeltaNet | ShortConv | Mamba2 | None:
         """What a layer has in place of attention, with a state in place of keys and values; None for attention."""
-        return next((net for net in (self.delta_net, self.short_conv) if net and layer in net.layers), None)
+        nets = (self.delta_net, self.short_conv, self.mamba)
+        return next((net for net in nets if net and layer in net.layers), None)
 
     def has_state(self, layer: int) -> bool:
         """Whether a layer has a state in place of keys and values."""
@@ -439,7 +462,9 @@ class ModelConfig:
 
     def makes_kv(self, layer: int) -> bool:
         """Whether a layer writes keys and values."""
-        return not self.has_state(layer) and (not self.kv_layers or self.kv_layers[layer] == layer)
+        if self.has_state(layer) or not self.is_cached(layer):
+            return False
+        return not self.kv_layers or self.kv_layers[layer] == layer
 
     def heads(self, layer: int) -> Heads:
         """Sizes of a layer's attention."""
@@ -448,8 +473,8 @@ class ModelConfig:
         return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
 
     def kv_heads(self, kv_layer: int) -> tuple[int, int]:
-        """(heads, elements of each) of a layer of the KV cache, which is the first one of the model that reads it."""
-        heads = self.heads(kv_layer)
+        """(heads, elements of each) of a layer of the KV cache."""
+        heads = self.heads(self.cached_layers[kv_layer])
         return heads.num_kv_heads, heads.head_dim
 
     @property

@@ -58,7 +58,7 @@ def delta_targets(
     taps = (net.channels, net.taps) if layout.taps_only else (net.channels, 1, net.taps)
     convolution = Source(f"{prefix}.conv1d.weight", (net.channels * net.taps,), taps, turned=True)
     yield Target(f"{name}.convolution.weight", (convolution,), "f32")
-    of_decays = None if layout.decays else _decay
+    of_decays = None if layout.decays else decay
     yield Target(f"{name}.decay", (Source(f"{prefix}.A_log", (heads,)),), "f32", of_rows=of_decays)
     yield Target(f"{name}.step_bias", (Source(f"{prefix}.dt_bias", (heads,)),), "f32")
     yield Target(f"{name}.norm.weight", (Source(f"{prefix}.norm.weight", (net.value_dim,)),), "f32")
@@ -71,5 +71,6 @@ def _parted(net: DeltaNet, of_head: tuple[int, ...]) -> Rows:
     return np.concatenate([part.ravel() for part in np.split(rows, np.cumsum(of_head)[:-1], axis=1)])
 
 
-def _decay(logarithms: NDArray[np.float32]) -> NDArray[np.float32]:
+def decay(logarithms: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of heads, from the logarithms of its negative."""
     return -np.exp(logarithms)

@@ -12,6 +12,8 @@ from llmc.models.config import Experts, ModelConfig, Pooled, Rope
 from llmc.models.delta_layout import DELTA_LAYOUT, DeltaLayout, delta_targets
 from llmc.models.delta_net import DeltaNet
 from llmc.models.latent_layout import latent_targets
+from llmc.models.mamba import Mamba2
+from llmc.models.mamba_layout import mamba_targets
 from llmc.models.short_conv import ShortConv
 from llmc.models.short_conv_layout import SHORT_CONV_LAYOUT, ShortConvLayout, short_conv_targets
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
@@ -40,9 +42,11 @@ class Layout:
     rows].
     choice_bias: full name; a one-row matrix if choice_bias_row. shared: the block of the shared expert; shared_gate_up,
     shared_down: names in it.
+    expert_latent: linear layers to and from the vectors that experts read and write in place of tokens.
     types: the token type table. dense: linear layers over a pooled row. dense_norm: the norm after the first of these.
     parted_latent: separate tensors make keys and values from latent vectors. delta_net: of gated delta nets.
     short_conv: of gated short convolutions.
+    mamba: the block of a Mamba-2 mixer.
     unused: full names of tensors that are ignored. other_modules: name prefixes of unused modules, such as multi-token
     prediction; {} is the number of layers.
     """
@@ -79,6 +83,7 @@ class Layout:
     shared_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     shared_down: str = "down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    expert_latent: tuple[str, str] = ("", "")
     norm: str = "model.norm"
     head: str = "lm_head"
     types: str = ""
@@ -92,6 +97,7 @@ class Layout:
     parted_latent: bool = False
     delta_net: DeltaLayout = DELTA_LAYOUT
     short_conv: ShortConvLayout = SHORT_CONV_LAYOUT
+    mamba: str = "mamba"
     unused: tuple[str, ...] = (
         "model.rotary_emb.inv_freq",
         "model.layers.{}.self_attn.rotary_emb.inv_freq",
@@ -299,22 +305,14 @@ def _pooled(parts: _Parts, pooled: Pooled) -> Iterator[Target]:
 
 def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
     layout, config = parts.layout, parts.config
-    if config.residual not in ("post", "sums") and (layer > 0 or config.first_norm):
-        yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
-    net = config.recurrent(layer)
-    if isinstance(net, DeltaNet):
-        names = f"{name}.attention", f"{prefix}.{layout.delta_net.block}"
-        yield from delta_targets(parts, config, net, layout.delta_net, *names)
-    elif isinstance(net, ShortConv):
-        names = f"{name}.attention", f"{prefix}.{layout.short_conv.block}"
-        yield from short_conv_targets(parts, config, net, layout.short_conv, *names)
-    elif config.latent is None:
-        yield from _attention(parts, layer, name, prefix)
-    else:
-        names = f"{name}.attention", f"{prefix}.self_attn"
-        yield from latent_targets(parts, config, config.latent, *names, parted=layout.parted_latent)
-    if config.residual in ("sandwich", "post", "sums"):
-        yield from parts.norm(f"{name}.attention_post_norm", f"{prefix}.{layout.post_attention_norm}")
+    if layer not in config.mlp_only_layers:
+        if config.residual not in ("post", "sums") and (layer > 0 or config.first_norm):
+            yield from parts.norm(f"{name}.attention_norm", f"{prefix}.{layout.attention_norm}")
+        yield from _mixer(parts, layer, name, prefix)
+        if config.residual in ("sandwich", "post", "sums"):
+            yield from parts.norm(f"{name}.attention_post_norm", f"{prefix}.{layout.post_attention_norm}")
+    if layer in config.mixer_only_layers:
+        return
     if config.residual in ("pre", "sandwich", "normed") or (
         config.residual == "parallel" and config.parallel_norms > 1
     ):
@@ -322,6 +320,25 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
     yield from _feed_forward(parts, layer, name, prefix)
     if config.residual in ("sandwich", "post", "sums"):
         yield from parts.norm(f"{name}.mlp_post_norm", f"{prefix}.{layout.post_mlp_norm}")
+
+
+def _mixer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
+    """Attention, or what is in its place."""
+    layout, config, target = parts.layout, parts.config, f"{name}.attention"
+    net = config.recurrent(layer)
+    if isinstance(net, DeltaNet):
+        of_net = f"{prefix}.{layout.delta_net.block}"
+        yield from delta_targets(parts, config, net, layout.delta_net, target, of_net)
+    elif isinstance(net, ShortConv):
+        of_net = f"{prefix}.{layout.short_conv.block}"
+        yield from short_conv_targets(parts, config, net, layout.short_conv, target, of_net)
+    elif isinstance(net, Mamba2):
+        yield from mamba_targets(parts, config, net, target, f"{prefix}.{layout.mamba}")
+    elif config.latent is None:
+        yield from _attention(parts, layer, name, prefix)
+    else:
+        names = target, f"{prefix}.self_attn"
+        yield from latent_targets(parts, config, config.latent, *names, parted=layout.parted_latent)
 
 
 def _attention(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
@@ -378,30 +395,41 @@ def _feed_forward(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator
 def _experts(parts: _Parts, experts: Experts, name: str, prefix: str) -> Iterator[Target]:
     """The router, the experts in order, and the shared expert."""
     layout, hidden, inner = parts.layout, parts.config.hidden_size, experts.intermediate_size
+    width, first = experts.latent_size or hidden, (2 if experts.gated else 1) * inner
     router = (f"{prefix}.{layout.router}",)
     yield from parts.linear(f"{name}.router", router, (experts.count,), hidden, experts.router_bias, precise=True)
     if experts.choice_bias:
         stored = (1, experts.count) if layout.choice_bias_row else None
         added = Source(f"{prefix}.{layout.choice_bias}", (experts.count,), stored)
         yield Target(f"{name}.choice_bias", (added,), "f32")
+    if experts.latent_size:
+        latent = tuple(f"{prefix}.{part}" for part in layout.expert_latent)
+        yield from parts.linear(f"{name}.latent_in", latent[:1], (width,), hidden, False)
     pairs = experts.count if layout.experts_in_pairs else 0
-    gate_up = _of_experts(layout, experts.count, prefix, layout.expert_gate_up, 2 * inner, hidden)
+    gate_up = _of_experts(layout, experts.count, prefix, layout.expert_gate_up, first, width)
     rows = _experts_apart(experts.count, inner) if layout.experts_joined and len(gate_up) == 2 else None
     down_name, count = f"{name}.experts.down.weight", experts.count
-    yield Target(f"{name}.experts.gate_up.weight", gate_up, "act", down_name, rows, pairs=pairs, matrices=count)
+    makes = down_name if experts.gated else None
+    yield Target(f"{name}.experts.gate_up.weight", gate_up, "act", makes, rows, pairs=pairs, matrices=count)
     if experts.biases:
         biases = tuple(f"{prefix}.{bias}" for bias in layout.expert_gate_up_bias)
-        yield _bias_of_experts(f"{name}.experts.gate_up", biases, experts.count, 2 * inner, pairs, down_name)
+        yield _bias_of_experts(f"{name}.experts.gate_up", biases, experts.count, first, pairs, makes)
     of_down = replace(layout, experts_turned=layout.down_turned or layout.experts_turned)
-    down = _of_experts(of_down, experts.count, prefix, (layout.expert_down,), hidden, inner)
+    down = _of_experts(of_down, experts.count, prefix, (layout.expert_down,), width, inner)
     yield Target(down_name, down, "act", matrices=count)
     if experts.biases:
         biases = (f"{prefix}.{layout.expert_down_bias}",)
-        yield _bias_of_experts(f"{name}.experts.down", biases, experts.count, hidden)
+        yield _bias_of_experts(f"{name}.experts.down", biases, experts.count, width)
+    if experts.latent_size:
+        yield from parts.linear(f"{name}.latent_out", latent[1:], (hidden,), width, False)
     if experts.shared_size:
         gates = tuple(f"{prefix}.{layout.shared}.{part}" for part in layout.shared_gate_up)
-        sizes, shared = (experts.shared_size, experts.shared_size), f"{name}.shared"
-        yield from parts.linear(f"{shared}.gate_up", gates, sizes, hidden, False, makes=f"{shared}.down.weight")
+        shared = f"{name}.shared"
+        if experts.gated:
+            sizes, makes = (experts.shared_size, experts.shared_size), f"{shared}.down.weight"
+            yield from parts.linear(f"{shared}.gate_up", gates, sizes, hidden, False, makes=makes)
+        else:
+            yield from parts.linear(f"{shared}.up", gates, (experts.shared_size,), hidden, False)
         source = (f"{prefix}.{layout.shared}.{layout.shared_down}",)
         yield from parts.linear(f"{shared}.down", source, (hidden,), experts.shared_size, False)
     if experts.shared_gate:

@@ -25,6 +25,7 @@ from llmc.models.config import (
 from llmc.models.delta_net import DeltaNet
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
+from llmc.models.mamba import Mamba2
 from llmc.models.rope_fields import read_rope
 from llmc.models.short_conv import ShortConv
 
@@ -80,6 +81,9 @@ class Choices(TypedDict, total=False):
     kv_layers: tuple[int, ...]
     delta_net: DeltaNet | None
     short_conv: ShortConv | None
+    mamba: Mamba2 | None
+    mlp_only_layers: tuple[int, ...]
+    mixer_only_layers: tuple[int, ...]
     full_heads: Heads | None
     layer_sizes: tuple[int, ...]
     token_inputs: TokenInputs | None

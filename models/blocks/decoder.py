@@ -6,19 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from llmc.models import ops, states_ops
-from llmc.models.blocks.attention import Attention, StepInputs
+from llmc.models.blocks.attention import StepInputs
 from llmc.models.blocks.beside_plain import MlpBesideExperts
-from llmc.models.blocks.delta_net import GatedDeltaNet
-from llmc.models.blocks.experts import ExpertMlp
-from llmc.models.blocks.latent import LatentAttention
+from llmc.models.blocks.kinds import attention_of, feed_forward_of, has_experts
 from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
-from llmc.models.blocks.mlp import Mlp
 from llmc.models.blocks.norms import Rounded, norm, result_norm, rows_norm
 from llmc.models.blocks.pooled import PooledHead
-from llmc.models.blocks.short_conv import GatedShortConv
+from llmc.models.blocks.single import MixerLayer, MlpLayer
 from llmc.models.config import ModelConfig, Rope
-from llmc.models.delta_net import DeltaNet
-from llmc.models.short_conv import ShortConv
 
 
 class Embedding(Block):
@@ -60,12 +55,11 @@ class BlocksLayer(RepeatedBlock):
         two = config.residual != "parallel" or config.parallel_norms > 1
         normed = before and (layer > 0 or config.first_norm)
         self.attention_norm = norm(config, act_dtype) if normed else Rounded(act_dtype)
-        self.attention = _attention(config, layer, act_dtype)
+        self.attention = attention_of(config, layer, act_dtype)
         self.attention_post_norm = result_norm(config, act_dtype) if after else None
         self.mlp_norm = None if not two else norm(config, act_dtype) if before else Rounded(act_dtype)
-        experts = config.experts
-        self.mixed = experts is not None and layer in experts.layers
-        self.mlp: Block = _feed_forward(config, layer, act_dtype)
+        self.mixed = has_experts(config, layer)
+        self.mlp = feed_forward_of(config, layer, act_dtype)
         self.mlp_post_norm = result_norm(config, act_dtype) if after else None
         self.register_parameter("scale", empty(1) if config.scaled_layers else None)
 
@@ -101,26 +95,6 @@ class BlocksLayer(RepeatedBlock):
         if after is not None:
             made = after(made)
         return x + (made if self.multiplier == 1.0 else made * self.multiplier)
-
-
-def _attention(
-    config: ModelConfig, layer: int, act_dtype: str
-) -> Attention | LatentAttention | GatedDeltaNet | GatedShortConv:
-    match config.recurrent(layer):
-        case DeltaNet() as net:
-            return GatedDeltaNet(config, net, layer, act_dtype)
-        case ShortConv() as conv:
-            return GatedShortConv(config, conv, layer, act_dtype)
-    if config.latent is not None:
-        return LatentAttention(config, config.latent, layer, act_dtype)
-    return Attention(config, layer, act_dtype)
-
-
-def _feed_forward(config: ModelConfig, layer: int, act_dtype: str) -> Block:
-    experts = config.experts
-    if experts is None or layer not in experts.layers:
-        return Mlp(config, layer, act_dtype)
-    return MlpBesideExperts(config, layer, act_dtype) if experts.beside_plain else ExpertMlp(config, act_dtype)
 
 
 class DecoderLayer(BlocksLayer):
@@ -183,6 +157,10 @@ class Decoder(Block):
 
     def layer(self, number: int, act_dtype: str) -> RepeatedBlock:
         """A new layer."""
+        if number in self.config.mixer_only_layers:
+            return MixerLayer(self.config, number, act_dtype)
+        if number in self.config.mlp_only_layers:
+            return MlpLayer(self.config, number, act_dtype)
         return DecoderLayer(self.config, number, act_dtype)
 
     def through_layers(self, x: Tensor, input_ids: Tensor, step: StepInputs) -> tuple[Tensor, list[Tensor]]:

@@ -5,33 +5,39 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmc.models import expert_ops
+from llmc.models import expert_ops, ops
 from llmc.models.blocks.attention import StepInputs
-from llmc.models.blocks.layers import Block, GatedLinear, Linear, Projection, empty
+from llmc.models.blocks.layers import ActivatedLinear, Block, GatedLinear, Linear, Projection, empty
 from llmc.models.config import Experts, ModelConfig
 
 
 class SharedExpert(Block):
-    """gate_up: [2 I, D], gate first. down: [D, I]."""
+    """gate_up: [2 I, D], gate first, or up: [I, D]. down: [D, I]."""
 
-    def __init__(self, inner: int, hidden: int, act_dtype: str) -> None:
+    def __init__(self, config: Experts, hidden: int, act_dtype: str) -> None:
         super().__init__()
-        self.gate_up = GatedLinear(inner, hidden, False, act_dtype)
+        self.gated, inner = config.gated, config.shared_size
+        if config.gated:
+            self.gate_up = GatedLinear(inner, hidden, False, act_dtype)
+        else:
+            self.up = ActivatedLinear(inner, hidden, False, act_dtype, config.activation)
         self.down = Linear(hidden, inner, False, act_dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
-        return self.down(self.gate_up(x), residual)
+        return self.down(self.gate_up(x) if self.gated else self.up(x), residual)
 
 
 class RoutedExperts(Block):
-    """gate_up: [E 2 I, D], gate before up in each expert. down: [E D, I]. E: the experts held here."""
+    """gate_up: [E 2 I, D], gate before up in each expert, or up alone, [E I, D]. down: [E D, I]. E: the experts held
+    here."""
 
     def __init__(self, config: Experts, hidden: int, act_dtype: str) -> None:
         super().__init__()
         self.config, self.act_dtype = config, act_dtype
         self.held = config.count if config.held is None else config.held
-        self.gate_up = Projection(self.held * 2 * config.intermediate_size, hidden, config.biases, act_dtype)
+        first = (2 if config.gated else 1) * config.intermediate_size
+        self.gate_up = Projection(self.held * first, hidden, config.biases, act_dtype)
         self.down = Projection(self.held * hidden, config.intermediate_size, config.biases, act_dtype)
 
     def forward(self, x: Tensor, chosen: Tensor, residual: Tensor | None) -> Tensor:
@@ -50,6 +56,7 @@ class RoutedExperts(Block):
             act_dtype=self.act_dtype,
             some=self.config.held is not None,
             activation=self.config.activation,
+            gated=self.config.gated,
         )
 
 
@@ -91,7 +98,8 @@ def choose(experts: Experts, choice: Tensor, scores: Tensor, expert_scales: Tens
 
 
 class ExpertMlp(Block):
-    """router: [E, D]. The experts, and optionally a shared expert."""
+    """router: [E, D]. The experts, and optionally a shared expert. latent_in: [L, D], latent_out: [D, L], if experts
+    read and write vectors of L elements."""
 
     choice_bias: Tensor | None
 
@@ -102,8 +110,11 @@ class ExpertMlp(Block):
         count, hidden, shared = config.experts.count, config.hidden_size, config.experts.shared_size
         self.router = Linear(count, hidden, config.experts.router_bias, act_dtype)
         self.register_parameter("choice_bias", empty(count) if config.experts.choice_bias else None)
-        self.experts = RoutedExperts(config.experts, hidden, act_dtype)
-        self.shared = SharedExpert(shared, hidden, act_dtype) if shared else None
+        latent, self.act_dtype = config.experts.latent_size, act_dtype
+        self.latent_in = Linear(latent, hidden, False, act_dtype) if latent else None
+        self.experts = RoutedExperts(config.experts, latent or hidden, act_dtype)
+        self.latent_out = Linear(hidden, latent, False, act_dtype) if latent else None
+        self.shared = SharedExpert(config.experts, hidden, act_dtype) if shared else None
         self.shared_gate = Linear(1, hidden, False, act_dtype) if config.experts.shared_gate else None
 
     def forward(self, x: Tensor, residual: Tensor | None, step: StepInputs) -> Tensor:
@@ -116,7 +127,10 @@ class ExpertMlp(Block):
             chosen = expert_ops.held_experts(chosen, step.expert_places)
         if self.config.scaled_input:
             x = (x.float() * torch.sigmoid(logits.amax(-1, keepdim=True))).to(x.dtype)
-        return self.experts(x, chosen, residual)
+        if self.latent_in is None or self.latent_out is None:
+            return self.experts(x, chosen, residual)
+        act = ops.torch_act_dtype(self.act_dtype)
+        return self.latent_out(self.experts(self.latent_in(x).to(act), chosen, None).to(act), residual)
 
     def _scores(self, logits: Tensor) -> Tensor:
         """float32 [T, E] of the router's logits [T, E]."""

@@ -14,12 +14,14 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.kv_layers import default_block_size, kv_layer_records, state_layers
 from llmc.compiler.resolve import resolve
 from llmc.compiler.resolved import Resolved
+from llmc.compiler.stages import bound_to, stage_ends
 from llmc.compiler.store.described import version_with
 from llmc.compiler.targets.registry import resolve_target
 from llmc.graphs_format import VERSION_OF_KV_LAYERS, VERSION_OF_STATE_LAYERS
-from llmc.graphs_records import KvLayerRecord
+from llmc.graphs_records import KvLayerRecord, StageRecord
 from llmc.models.config import ModelConfig
 from llmc.models.delta_net import DeltaNet
+from llmc.models.mamba import Mamba2
 from llmc.models.short_conv import ShortConv
 from llmc.models.sources.base import ModelSource
 
@@ -138,3 +140,44 @@ def test_the_default_follows_the_model(llama: Path, source: ModelSource) -> None
     assert resolved(source, llama, max_model_len=50).block_size == 64
     by_buckets = resolved(source, llama, buckets="prefill=1x64,decode=[1,4]x64")
     assert (by_buckets.max_model_len, by_buckets.block_size) == (64, 64)
+
+
+MIXERS = Mamba2((0, 3), heads=4, head_dim=16, state_size=8, groups=2, taps=4, conv_bias=True, bias=False)
+
+
+@pytest.fixture
+def of_single_blocks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSource:
+    """The model as if it had a mixer, a feed-forward block, attention, and a mixer."""
+    opened = CompileConfig(model=llama, output=llama).open_source()
+    blocks = {"mlp_only_layers": (1,), "mixer_only_layers": (0, 2, 3)}
+    model = replace(opened.config(), mamba=MIXERS, **blocks)
+    monkeypatch.setattr(opened, "config", lambda: model)
+    return opened
+
+
+def test_a_layer_of_a_feed_forward_block_has_no_kv_blocks(llama: Path, of_single_blocks: ModelSource) -> None:
+    found = resolved(of_single_blocks, llama, block_size=32)
+    model = found.model
+    assert model.cached_layers == (0, 2, 3)
+    assert [model.kv_layer(layer) for layer in model.cached_layers] == [0, 1, 2]
+    assert (model.has_state(1), model.makes_kv(1), model.makes_kv(2)) == (False, False, True)
+    attention = found.target.kv_block_bytes(*model.kv_heads(1), 32, found.kv_dtype)
+    state = KvLayerRecord(4 * 64 * 8, 4 * 3 * (64 + 2 * 2 * 8))
+    assert found.kv_layer_records() == (state, KvLayerRecord(*attention), state)
+    assert found.state_layers() == (0, 2)
+    assert found.model_record().num_layers == 3
+
+
+def test_every_stage_has_a_layer_of_the_kv_cache(llama: Path, of_single_blocks: ModelSource) -> None:
+    found = resolved(of_single_blocks, llama, pipeline_parallel=3)
+    assert found.stage_layers == (2, 1, 1)
+    assert found.stage_records() == [StageRecord(0, 1), StageRecord(1, 1), StageRecord(2, 1)]
+    said = "layers of llama that have a feed-forward block alone have to be in the stage of another layer"
+    with pytest.raises(CompileError, match=f"pipeline-parallel is 4, but {said}, so 4 layers make 3 at most"):
+        resolved(of_single_blocks, llama, pipeline_parallel=4)
+
+
+def test_a_stage_begins_with_its_first_layer_of_the_kv_cache(of_single_blocks: ModelSource) -> None:
+    """Also where that is behind a feed-forward block."""
+    model = replace(of_single_blocks.config(), mlp_only_layers=(0, 3), mixer_only_layers=(1, 2))
+    assert stage_ends(bound_to(model)) == [2, 4]

@@ -1,0 +1,64 @@
+"""A Mamba-2 mixer in place of attention (https://arxiv.org/abs/2405.21060): each head has a matrix as its state, to
+which a token adds its input in one direction, and which it reads in another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmc.models import delta_ops, mamba_ops, ops
+from llmc.models.blocks.attention import StepInputs
+from llmc.models.blocks.delta_net import ResultNorm
+from llmc.models.blocks.layers import Block, Linear, empty
+from llmc.models.blocks.norms import over_root_mean_square
+from llmc.models.config import ModelConfig
+from llmc.models.mamba import Mamba2
+
+
+class BiasedConvolution(Block):
+    """weight: float32 [taps channels], for each tap those of all channels. bias: float32 [channels] or None."""
+
+    bias: Tensor | None
+
+    def __init__(self, taps: int, channels: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = empty(taps * channels)
+        self.register_parameter("bias", empty(channels) if bias else None)
+
+
+class Mamba2Mixer(Block):
+    """inputs: [inputs and directions, gate, steps, D]. decay, step_bias, skip: float32 [H]; the decay is below 0.
+    out: [D, H head_dim]."""
+
+    def __init__(self, config: ModelConfig, net: Mamba2, layer: int, act_dtype: str) -> None:
+        super().__init__()
+        self.layer, self.net, self.eps, self.act_dtype = config.kv_layer(layer), net, config.norm_eps, act_dtype
+        hidden = config.hidden_size
+        self.inputs = Linear(net.channels + net.size + net.heads, hidden, net.bias, act_dtype)
+        self.convolution = BiasedConvolution(net.taps, net.channels, bias=net.conv_bias)
+        self.decay, self.step_bias, self.skip = (empty(net.heads) for _ in range(3))
+        self.norm = ResultNorm(net.size)
+        self.out = Linear(hidden, net.size, net.bias, act_dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None, step: StepInputs) -> Tensor:
+        """act [T, D], residual float32 [T, D] → float32 [T, D]."""
+        net, of_sequences = self.net, (step.block_tables, step.query_start, step.token_seq, step.positions)
+        made = self.inputs(x)
+        xbc = delta_ops.short_conv(
+            made, self.convolution.weight, *of_sequences, self.layer, net.taps, bias=self.convolution.bias
+        )
+        gate, steps = made[:, net.channels : -net.heads], self._steps(made[:, -net.heads :])
+        read = mamba_ops.selective_state(xbc, steps, self.skip, *of_sequences, self.layer, net.groups, net.state_size)
+        gated = read * (gate * torch.sigmoid(gate))
+        parts = over_root_mean_square(gated.view(gated.shape[0], net.groups, -1), self.eps)
+        normed = parts.reshape(gated.shape) * self.norm.weight
+        return self.out(normed.to(ops.torch_act_dtype(self.act_dtype)), residual)
+
+    def _steps(self, steps: Tensor) -> Tensor:
+        """float32 [T, H] → float32 [T, 2 H]: the steps of heads, and what the state keeps."""
+        steps = steps + self.step_bias
+        # softplus
+        steps = torch.clamp(steps, min=0.0) + torch.log(1.0 + torch.exp(-torch.abs(steps)))
+        if self.net.least_step > 0.0 or self.net.most_step is not None:
+            steps = torch.clamp(steps, min=self.net.least_step, max=self.net.most_step)
+        return torch.cat((steps, torch.exp(self.decay * steps)), dim=-1)
