@@ -134,7 +134,8 @@ def adapter_linears(model: ModelConfig, limits: AdapterLimits) -> dict[str, Adap
 
 def _linears(targets: Iterable[Target]) -> Iterator[AdapterLinear]:
     for target in targets:
-        plain = target.dtype == "act" and target.part is None and target.of_rows is None and not target.pairs
+        plain = target.dtype == "act" and target.part is None and target.of_rows is None
+        plain = plain and target.matrices == 1 and not target.pairs
         ours = target.name.startswith(_LAYERS) or target.name == _HEAD
         named = all(source.name.endswith(_WEIGHT) for source in target.sources)
         if not plain or not ours or not named or len(target.shape) != 2 or len(target.sources) > MAX_ADAPTER_PARTS:

@@ -26,7 +26,7 @@ OTHER_BASES = ("pissa", "olora", "corda", "loftq")
 UNKNOWN_KINDS = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
 """Configuration keys of adapters that are more than LoRA."""
 
-_WRAPPERS = frozenset({"model", "language_model", "text_model"})
+_WRAPPERS = frozenset({"backbone", "model", "language_model", "text_model"})
 _RENAMED = {"block_sparse_moe": "mlp"}
 """Of checkpoints, in transformers 5."""
 _MOST_DIGITS = 9
