@@ -62,6 +62,7 @@ from llmc.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from llmc.models.families.mixtral import MIXTRAL
 from llmc.models.families.modernbert import MODERNBERT
 from llmc.models.families.mpt import MPT
+from llmc.models.families.nemotron_h import NEMOTRON_H
 from llmc.models.families.nomic_bert import NOMIC_BERT
 from llmc.models.families.olmo import OLMO, OLMO2, OLMO3
 from llmc.models.families.olmoe import OLMOE
@@ -169,6 +170,7 @@ FAMILIES: dict[str, Family] = {
         MODERNBERT,
         MPT,
         NEMOTRON,
+        NEMOTRON_H,
         NOMIC_BERT,
         OLMO,
         OLMO2,

@@ -1,5 +1,6 @@
 """Granite: Llama with multipliers on embeddings, residuals, scores and logits; also with experts, some of which all
-tokens share. Granite 4 (granitemoehybrid) without state space layers. HyperCLOVA X has norms after the blocks, too."""
+tokens share. Granite 4 (granitemoehybrid) has Mamba-2 mixers in some layers. HyperCLOVA X has norms after the blocks,
+too."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from llmc.models.brief import brief
 from llmc.models.config import NO_ROPE, Experts, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
+from llmc.models.families.layer_kinds import LINEAR, OLD_NAMES, read_layer_types
+from llmc.models.families.mamba import OF_MIXERS, read_mixers
 from llmc.models.families.mixtures import apart, read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
@@ -76,22 +79,19 @@ def read_shared(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_hybrid(fields: Fields, generation: Fields) -> ModelConfig:
-    """Without position_embedding_type, layers have no positions."""
-    count = layer_count(fields)
-    kinds = fields.texts("layer_types", count) if fields.has("layer_types") else ("mamba",)
-    if not set(kinds) <= {"attention", "full_attention"}:
-        raise ModelError(
-            f"{fields.origin}: a granitemoehybrid model with state space layers is not supported; only one whose "
-            "layer_types are all attention"
-        )
+    """Without position_embedding_type, layers have no positions. Without layer types, all have mixers."""
+    fields = fields.renamed(layer_types="layers_block_type")
+    kinds = read_layer_types(fields, [LINEAR] * layer_count(fields), old_names=OLD_NAMES)
+    mixers = tuple(i for i, kind in enumerate(kinds) if kind == LINEAR)
     kind = fields.text("position_embedding_type", "nope")
     if kind not in ("rope", "nope"):
         raise ModelError(f"{fields.origin}: position_embedding_type {brief(kind)} is not one of rope, nope")
     shared = _shared_size(fields, 1024)
+    mamba = read_mixers(fields, mixers) if mixers else None
     if fields.integer("num_local_experts", 8, minimum=0):
-        config = _read(fields, generation, experts=_experts(fields, shared))
+        config = _read(fields, generation, experts=_experts(fields, shared), mamba=mamba)
     else:
-        config = _read(fields.with_values(intermediate_size=shared), generation)
+        config = _read(fields.with_values(intermediate_size=shared), generation, mamba=mamba)
     return config if kind == "rope" else replace(config, rope=NO_ROPE)
 
 
@@ -114,10 +114,6 @@ def hybrid_weight_map(config: ModelConfig) -> WeightMap:
 GRANITE = Family("granite", read_config)
 GRANITEMOE = Family("granitemoe", read_mixture, _MIXTURE.weight_map, other_maps=_OTHER_MAPS)
 GRANITEMOESHARED = Family("granitemoeshared", read_shared, _MIXTURE.weight_map, other_maps=_OTHER_MAPS)
-_OF_STATES = """
-    mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads
-    mamba_proj_bias time_step_floor time_step_limit time_step_max time_step_min
-    """
 # Read where there are experts.
 _OF_EXPERTS = frozenset({"intermediate_size", "num_experts_per_tok"})
 GRANITEMOEHYBRID = Family(
@@ -125,7 +121,7 @@ GRANITEMOEHYBRID = Family(
     read_hybrid,
     hybrid_weight_map,
     other_maps=(_RENAMED.weight_map,),
-    harmless=frozenset(_OF_STATES.split()) | _OF_EXPERTS | {"init_method"},
+    harmless=OF_MIXERS | _OF_EXPERTS | {"init_method"},
     neutral={"normalization_function": "rmsnorm"},
 )
 HYPERCLOVAX = Family("hyperclovax", read_hyperclovax, _NORMED.weight_map)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from llmc.models.brief import brief
 from llmc.models.errors import ModelError
@@ -10,11 +11,16 @@ from llmc.models.fields import Fields
 from llmc.models.standard import layer_count
 
 FULL, LINEAR, CONV = "full_attention", "linear_attention", "conv"
+OLD_NAMES = {"attention": FULL, "mamba": LINEAR}
+"""Of models with state space layers."""
 
 
-def read_layer_types(fields: Fields, usual: Sequence[str], other: str = LINEAR) -> tuple[str, ...]:
-    """FULL or the other kind by layer. usual: the layers of a config without layer_types."""
-    kinds = fields.texts("layer_types", layer_count(fields)) if fields.has("layer_types") else tuple(usual)
+def read_layer_types(
+    fields: Fields, usual: Sequence[str], other: str = LINEAR, old_names: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """FULL or the other kind by layer. usual: the layers of a config without layer_types. old_names: of both kinds."""
+    stated = fields.texts("layer_types", layer_count(fields)) if fields.has("layer_types") else tuple(usual)
+    kinds = tuple(old_names.get(kind, kind) for kind in stated)
     for kind in kinds:
         if kind not in (FULL, other):
             raise ModelError(f"{fields.origin}: layer type {brief(kind)} is not one of {FULL}, {other}")

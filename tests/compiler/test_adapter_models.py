@@ -125,12 +125,14 @@ def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path
         rare("qwen3_next", {"layer_types": ["full_attention"], "num_experts": 0, "head_dim": 24}),
         rare("lfm2", {"layer_types": ["conv", "full_attention"]}),
         rare("gemma4_text", {**GEMMA4_LARGE, "layer_types": ["full_attention"]}),
+        rare("granitemoehybrid", CASES["granitemoehybrid"][1]),
+        rare("nemotron_h", CASES["nemotron_h-biases"][1]),
     ],
 )
 def test_families(family: str, fields: dict[str, Any], tmp_path: Path, kernel_cache: Path) -> None:
     """Fused and turned weights, rows in another order, gates that are no silu, fused gates, a gate among q's rows."""
-    layers = len(fields.get("layer_types", "1"))
-    model = make_tiny_model(tmp_path / "model", family, **{**fields, "num_hidden_layers": layers})
+    layers = {"num_hidden_layers": len(fields.get("layer_types", (1,)))}
+    model = make_tiny_model(tmp_path / "model", family, **{**fields, **layers})
     compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **LORA).close()
     found = make_adapter(tmp_path / "all", model, ("",), rank=5, seed=2)
     check_against_merged(model, tmp_path / "a", [found, None], 5e-4)
@@ -281,6 +283,16 @@ def test_experts_of_one_tensor(target: str, case: str, tmp_path: Path, kernel_ca
         add_experts(plain["down"], model, both[1:], seed=4),
     ]
     check_against_merged(model, tmp_path / "a", adapters, 2e-4)
+
+
+@pytest.mark.parametrize("target", [rare("native"), rare("reference")])
+def test_experts_without_a_gate(target: str, tmp_path: Path, kernel_cache: Path) -> None:
+    """Beside layers of other blocks, with linear layers to and from latent vectors."""
+    model = make_tiny_model(tmp_path / "model", "nemotron_h", **CASES["nemotron_h-latent"][1])
+    options = {**LORA, "buckets": FEW, "lora_experts": True, "target": target}
+    compile_tiny(model, tmp_path / "a", kernel_cache, dtype="f32", **options).close()
+    adapters: list[Path | None] = [make_adapter(tmp_path / "all", model, ("",), rank=5, seed=2, size=0.5), None]
+    check_against_merged(model, tmp_path / "a", adapters, 5e-4)
 
 
 @pytest.mark.exhaustive

@@ -254,12 +254,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "moe_normalize_expert_weights 2",
         "weights of experts normalized by squares",
     ),
-    "granite-states": (
-        "granitemoehybrid",
-        {"layer_types": ["mamba", "attention", "mamba"]},
-        "with state space layers",
-        "state space layers",
-    ),
     "hunyuan-experts": (
         "hunyuan_v1_moe",
         {"moe_topk": [2, 2, 1]},
@@ -295,6 +289,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "different scales for short and long texts",
     ),
     "phimoe-three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3", "more than two experts per token"),
+    "nemotron_h-biases": (
+        "nemotron_h",
+        {"mlp_bias": True},
+        "experts beside which mlp_bias gives others biases",
+        "experts beside layers with biases",
+    ),
     "telechat-norm": ("telechat", {"embed_layernorm": True}, "embed_layernorm", "a norm on the embedding"),
     "gemma3n-sizes": (
         "gemma3n_text",

@@ -16,6 +16,8 @@ from llmc.compiler.resolve import resolve
 from llmc.models import ModelError, open_source
 from llmc.models.families.around_text import AROUND_TEXT
 from llmc.models.families.family import Family
+from llmc.models.families.mamba import OF_MIXERS
+from llmc.models.families.nemotron_h import OF_KINDS
 from llmc.models.families.qwen3_next import OF_LINEAR
 from llmc.models.families.with_images import OF_IMAGES
 from llmc.models.fields import Fields
@@ -51,13 +53,15 @@ _NOT_IN_LOGITS = """
     decoder_bias deterministic_flash_attn sparse_prediction sparse_pred_ignore_index altup_coef_clip audio_config
     audio_soft_tokens_per_image audio_token_id vision_soft_tokens_per_image embed_dropout resid_dropout
     embedding_initializer_range
-    mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads
-    mamba_proj_bias time_step_limit
+    chunk_size mamba_chunk_size num_logits_to_keep rescale_prenorm_residual time_step_floor time_step_max
+    use_mamba_kernels
     """
 NOT_IN_LOGITS = OF_IMAGES | set(_NOT_IN_LOGITS.split())
 OF_LINEAR_LAYERS = {
     "minimax": ("block_size", "linear_attn_alpha_factor", "linear_attn_beta_factor"),
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), sorted(OF_LINEAR)),
+    "granitemoehybrid": sorted(OF_MIXERS),
+    "nemotron_h": sorted(OF_KINDS),
 }
 # Keys that a family reads unless another one decides.
 READ_WHERE_THEY_DECIDE = {
@@ -78,8 +82,7 @@ READ_WHERE_THEY_DECIDE = {
 }  # fmt: skip
 
 
-NO_DEFAULT: dict[str, dict[str, Any]] = {"granitemoehybrid": {"layer_types": ["full_attention"] * 32},
-              "minimax": {"layer_types": ["full_attention"] * 32},
+NO_DEFAULT: dict[str, dict[str, Any]] = {"minimax": {"layer_types": ["full_attention"] * 32},
               "qwen3_5": {"text_config": {"layer_types": ["full_attention"] * 32}},
               "qwen3_5_moe": {"text_config": {"layer_types": ["full_attention"] * 40}},
               "qwen3_5_moe_text": {"layer_types": ["full_attention"] * 40},

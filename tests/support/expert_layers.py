@@ -57,7 +57,10 @@ class Layer:
             "gate_up": (floats(EXPERT_COUNT * self.parts * inner, width) / width**0.5).astype(DTYPES[act]),
             "down": (floats(EXPERT_COUNT * width, inner) / inner**0.5).astype(DTYPES[act]),
         }
-        self.biases = {"gate_up_bias": floats(EXPERT_COUNT * self.parts * inner), "down_bias": floats(EXPERT_COUNT * width)}
+        self.biases = {
+            "gate_up_bias": floats(EXPERT_COUNT * self.parts * inner),
+            "down_bias": floats(EXPERT_COUNT * width),
+        }
         if not biased:
             self.biases = {}
         # The first expert is nearly everybody's, the last but one nobody's.

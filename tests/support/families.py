@@ -6,6 +6,7 @@ from typing import Any
 
 from support.gemma_families import OF_GEMMA
 from support.lfm2_families import OF_LFM2
+from support.mamba_families import OF_MAMBA
 from support.qwen_families import OF_QWEN
 
 LONG = {
@@ -66,9 +67,6 @@ YARN = {
 GROWING = {**YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
            "llama_4_scaling_beta": 0.3, "max_position_embeddings": 64}  # fmt: skip
 LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-NO_STATES = {"mamba_n_heads": 8, "mamba_d_head": 15, "mamba_d_state": 16}
-"""transformers checks sizes of layers that there are none of."""
-
 MROPE = {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 3, 3]}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
@@ -300,27 +298,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 0.5,
         },
     ),
-    "granitemoehybrid": (
-        "granitemoehybrid",
-        {
-            "layer_types": ["full_attention"] * 3,
-            "num_local_experts": 0,
-            "shared_intermediate_size": 100,
-            "position_embedding_type": "rope",
-            "residual_multiplier": 0.6,
-            **NO_STATES,
-        },
-    ),
-    "granitemoehybrid-experts": (
-        "granitemoehybrid",
-        {
-            "layer_types": ["full_attention"] * 3,
-            "num_local_experts": 5,
-            "shared_intermediate_size": 52,
-            "embedding_multiplier": 3.0,
-            **NO_STATES,
-        },
-    ),
     "granitemoeshared": (
         "granitemoeshared",
         {"num_local_experts": 5, "shared_intermediate_size": 52, "attention_multiplier": 0.3, "logits_scaling": 0.5},
@@ -482,6 +459,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "multi_modality": ("multi_modality", {}),
     "nemotron": ("nemotron", {}),
+    **OF_MAMBA,
     "olmo": ("olmo", {}),
     "olmo-clipped": ("olmo", {"clip_qkv": 0.7, "tie_word_embeddings": True}),
     "olmo2": ("olmo2", {}),

@@ -46,7 +46,14 @@ RESOLVED = _names("""
         Qwen--Qwen3.5-122B-A10B_config.json Qwen--Qwen3.5-27B_config.json Qwen--Qwen3.5-35B-A3B_config.json
         Qwen--Qwen3.5-397B-A17B_config.json nvidia--Qwen3.5-122B-A10B-NVFP4_config.json
         nvidia--Qwen3.5-397B-A17B-NVFP4_config.json nvidia--Qwen3.6-27B-NVFP4_config.json
-        nvidia--Qwen3.6-35B-A3B-NVFP4_config.json
+        nvidia--Qwen3.6-35B-A3B-NVFP4_config.json nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16_config.json
+        nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4_config.json
+        nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8_config.json
+        nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4_config.json
+        nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16_config.json
+        nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8_config.json
+        nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4_config.json
+        nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4_config.json nvidia--Nemotron-H-56B-Base-8K_config.json
     bloom:
         config.json
     deepseek-v2-ktransformers:
@@ -165,20 +172,6 @@ _REFUSED = {
     "model_type 'nemotron-nas' (blocks of different sizes, code of its own (auto_map)) is not supported": """
         aiconfigurator:
             nvidia--Llama-3_3-Nemotron-Super-49B-v1_config.json
-        """,
-    "model_type 'nemotron_h' (linear attention or state space layers) is not supported": """
-        aiconfigurator:
-            nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4_config.json
-        """,
-    "model_type 'nemotron_h' (linear attention or state space layers, code of its own (auto_map)) is not supported": """
-        aiconfigurator:
-            nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16_config.json
-            nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4_config.json
-            nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8_config.json
-            nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4_config.json
-            nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16_config.json
-            nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8_config.json
-            nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4_config.json nvidia--Nemotron-H-56B-Base-8K_config.json
         """,
     "model_type 'phi3_v' (images, code of its own (auto_map)) is not supported": """
         ome-testdata:
