@@ -72,7 +72,7 @@ def tokenizer(vocab_size: int) -> Tokenizer:
 
 def config_of(shape: dict[str, object]) -> dict[str, object]:
     """The content of config.json."""
-    activation = {} if "hidden_activation" in shape else {"hidden_act": "silu"}
+    activation = {} if {"hidden_activation", "mlp_hidden_act"} & shape.keys() else {"hidden_act": "silu"}
     return {**activation, **shape, "torch_dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 1}
 
 

@@ -188,6 +188,57 @@ SHAPES: dict[str, dict[str, object]] = {
         "max_position_embeddings": 128000,
         "tie_word_embeddings": True,
     },
+    "granite-4.0-h-micro": {
+        "model_type": "granitemoehybrid",
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "shared_intermediate_size": 8192,
+        "num_local_experts": 0,
+        "num_hidden_layers": 40,
+        "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+        "mamba_n_heads": 64,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "position_embedding_type": "nope",
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8,
+        "vocab_size": 100352,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    "nemotron-h-8b": {
+        "model_type": "nemotron_h",
+        "architectures": ["NemotronHForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 52,
+        "layer_types": [
+            {"M": "mamba", "-": "mlp", "*": "attention"}[letter]
+            for letter in "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+        ],
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "mlp_hidden_act": "relu2",
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 131072,
+        "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    },
     # gpt-oss-20b with 4 of its 24 layers and a smaller vocabulary, its experts as floats.
     "gpt-oss-3b": {
         "model_type": "gpt_oss",
@@ -218,7 +269,7 @@ Sized = Iterator[tuple[str, tuple[int, ...]]]
 def named(shape: dict[str, object]) -> Sized:
     """Names and sizes of all tensors of a checkpoint, in order."""
     hidden, model_type = _size(shape, "hidden_size"), shape["model_type"]
-    if model_type in ("gemma4_text", "lfm2", "qwen3_5_text"):
+    if model_type in ("gemma4_text", "granitemoehybrid", "lfm2", "nemotron_h", "qwen3_5_text"):
         yield from _of_family(shape)
         return
     yield "model.embed_tokens.weight", (_size(shape, "vocab_size"), hidden)
@@ -258,7 +309,7 @@ def of_layers(shape: dict[str, object], count: int) -> dict[str, object]:
 
 def is_norm(name: str, size: tuple[int, ...]) -> bool:
     """Whether a tensor holds factors: of a norm, or of a layer."""
-    return len(size) == 1 and name.endswith(("norm.weight", "layer_scalar"))
+    return len(size) == 1 and name.endswith(("norm.weight", "norm_f.weight", "layer_scalar"))
 
 
 def _size(shape: dict[str, object], name: str) -> int:
