@@ -148,8 +148,8 @@ def _kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
     ]
     last = KernelCall(combine, (_ROWS, "chosen", _INDEX, *(("residual",) if residual else ()), "out"))
     if not sizes.adapted:
-        of_act: dict[str, Param] = {"gated": act} if sizes.gated else {"activated": act}
-        gate_up = linear(_ROWS, "gate_up", _INNER, sizes.first, **of_act, **of_gate)
+        of_gate |= {} if sizes.gated else {"activated": act}
+        gate_up = linear(_ROWS, "gate_up", _INNER, sizes.first, act if sizes.gated else "", **of_gate)
         return [*first, *gate_up, *linear(_INNER, "down", _ROWS, sizes.out), last]
     pairs = KernelSpec.of("other", "adapter_pairs", tile_rows=TILE_ROWS, **of_pairs)
     of_inner: dict[str, Param] = {"dim": sizes.inner, "act_dtype": act, "activation": activation, "gated": sizes.gated}

@@ -17,7 +17,9 @@ from llmc.models.mamba import Mamba2
 from llmc.models.short_conv import ShortConv
 
 
-def attention_of(config: ModelConfig, layer: int, act_dtype: str) -> Block:
+def attention_of(
+    config: ModelConfig, layer: int, act_dtype: str
+) -> Attention | LatentAttention | GatedDeltaNet | Mamba2Mixer:
     """Attention of a layer, or what is in its place."""
     match config.recurrent(layer):
         case DeltaNet() as net:

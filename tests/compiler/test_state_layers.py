@@ -149,8 +149,7 @@ MIXERS = Mamba2((0, 3), heads=4, head_dim=16, state_size=8, groups=2, taps=4, co
 def of_single_blocks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSource:
     """The model as if it had a mixer, a feed-forward block, attention, and a mixer."""
     opened = CompileConfig(model=llama, output=llama).open_source()
-    blocks = {"mlp_only_layers": (1,), "mixer_only_layers": (0, 2, 3)}
-    model = replace(opened.config(), mamba=MIXERS, **blocks)
+    model = replace(opened.config(), mamba=MIXERS, mlp_only_layers=(1,), mixer_only_layers=(0, 2, 3))
     monkeypatch.setattr(opened, "config", lambda: model)
     return opened
 

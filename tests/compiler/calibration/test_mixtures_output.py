@@ -288,9 +288,9 @@ def test_transformers_reads_it(family: str, calibrated: Callable[[str], Path], t
     assert relative_error(PagedRunner(load_model(output)).step([tokens])[0].numpy(), expected) < 1e-3
 
 
-@pytest.mark.parametrize("case", ["minimax", "qwen3_next", "lfm2"])
+@pytest.mark.parametrize("case", ["granitemoehybrid", "lfm2", "minimax", "nemotron_h", "qwen3_next"])
 def test_layers_of_another_kind_are_not_calibrated(case: str, tmp_path: Path) -> None:
-    """Their norms have other readers, or are stored less one, or they have a state."""
+    """Their norms have other readers, or are stored less one, or layers have states, or one block."""
     config = load_config(make_tiny_model(tmp_path / "model", case, **CASES[case][1]))
     with workers(1) as threads, pytest.raises(CompileError, match=f"layers of {case} are of a kind that .* not know"):
         LayerRunner(config, 16, threads)
