@@ -10,6 +10,7 @@ from llmc.models.errors import ModelError
 from llmc.models.families.apertus import APERTUS
 from llmc.models.families.around_text import AROUND_TEXT
 from llmc.models.families.baichuan import BAICHUAN
+from llmc.models.families.bamba import BAMBA
 from llmc.models.families.bert import BERT, ROBERTA, XLM_ROBERTA
 from llmc.models.families.bloom import BLOOM
 from llmc.models.families.chatglm import CHATGLM
@@ -102,6 +103,7 @@ FAMILIES: dict[str, Family] = {
         ARCEE,
         *AROUND_TEXT,
         BAICHUAN,
+        BAMBA,
         BERT,
         BLOOM,
         CHATGLM,

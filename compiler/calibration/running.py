@@ -79,7 +79,6 @@ def _is_plain(config: ModelConfig) -> bool:
         and config.norm == "rms"
         and config.gated
         and config.activation == "silu"
-        and config.state_net is None
         and config.qk_norm in ("none", "head", "whole", "unit")
         and not (config.attention_gate or config.full_heads or config.layer_sizes)
         and not any(map(config.has_state, range(config.num_layers)))

@@ -54,13 +54,13 @@ _NOT_IN_LOGITS = """
     audio_soft_tokens_per_image audio_token_id vision_soft_tokens_per_image embed_dropout resid_dropout
     embedding_initializer_range
     chunk_size mamba_chunk_size num_logits_to_keep rescale_prenorm_residual time_step_floor time_step_max
-    use_mamba_kernels
+    use_mamba_kernels z_loss_coefficient
     """
 NOT_IN_LOGITS = OF_IMAGES | set(_NOT_IN_LOGITS.split())
 OF_LINEAR_LAYERS = {
     "minimax": ("block_size", "linear_attn_alpha_factor", "linear_attn_beta_factor"),
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), sorted(OF_LINEAR)),
-    "granitemoehybrid": sorted(OF_MIXERS),
+    **dict.fromkeys(("bamba", "granitemoehybrid"), sorted(OF_MIXERS)),
     "nemotron_h": sorted(OF_KINDS),
 }
 # Keys that a family reads unless another one decides.

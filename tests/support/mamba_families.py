@@ -24,6 +24,17 @@ _NO_MIXERS: dict[str, Any] = {
 """transformers checks sizes of layers that there are none of."""
 
 OF_MAMBA: dict[str, tuple[str, dict[str, Any]]] = {
+    "bamba": (
+        "bamba",
+        {
+            "mamba_n_heads": 6,
+            "mamba_d_head": 20,
+            "mamba_d_state": 24,
+            "mamba_n_groups": 2,
+            "mamba_chunk_size": 16,
+            "attn_layer_indices": [1],
+        },
+    ),
     "granitemoehybrid": (
         "granitemoehybrid",
         {
