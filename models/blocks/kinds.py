@@ -19,7 +19,7 @@ from llmc.models.short_conv import ShortConv
 
 def attention_of(
     config: ModelConfig, layer: int, act_dtype: str
-) -> Attention | LatentAttention | GatedDeltaNet | Mamba2Mixer:
+) -> Attention | LatentAttention | GatedDeltaNet | GatedShortConv | Mamba2Mixer:
     """Attention of a layer, or what is in its place."""
     match config.recurrent(layer):
         case DeltaNet() as net:
