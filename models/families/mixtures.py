@@ -71,14 +71,19 @@ def read_experts(fields: Fields, *, intermediate_size: str, **choices: Any) -> E
 
 
 def read_sigmoid_experts(fields: Fields) -> Experts:
-    """Experts like DeepSeek-V3's: sigmoid scores, a bias for the choice, groups, leading plain layers, and shared
-    experts merged into one."""
-    first, groups = fields.integer("first_k_dense_replace", 0, minimum=0), fields.integer("n_group", 1)
+    """Experts like DeepSeek-V3's, with leading plain layers, and shared experts merged into one."""
+    first = fields.integer("first_k_dense_replace", 0, minimum=0)
     shared = fields.integer("n_shared_experts", 0, minimum=0) * fields.integer("moe_intermediate_size")
+    return sigmoid_experts(fields, layers=tuple(range(first, layer_count(fields))), shared_size=shared)
+
+
+def sigmoid_experts(fields: Fields, **choices: Any) -> Experts:
+    """Experts with sigmoid scores, a bias for the choice, and groups. choices: as in `read_experts`. Raises
+    ModelError."""
+    groups = fields.integer("n_group", 1)
     experts = read_experts(
         fields,
         intermediate_size="moe_intermediate_size",
-        layers=tuple(range(first, layer_count(fields))),
         scores="sigmoid",
         choice_bias=True,
         groups=groups,
@@ -87,7 +92,7 @@ def read_sigmoid_experts(fields: Fields) -> Experts:
         normalised=fields.flag("norm_topk_prob", True),
         least_sum=1e-20,
         scale=fields.number("routed_scaling_factor", 1.0),
-        shared_size=shared,
+        **choices,
     )
     if groups > 1 and experts.count < 2 * groups:
         raise ModelError(f"{fields.origin}: n_group {groups} leaves groups of less than two of {experts.count} experts")

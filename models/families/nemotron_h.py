@@ -11,7 +11,7 @@ from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.layer_kinds import FULL, LINEAR, OLD_NAMES
 from llmc.models.families.mamba import checked
-from llmc.models.families.mixtures import read_experts
+from llmc.models.families.mixtures import sigmoid_experts
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, behind
 from llmc.models.mamba import Mamba2
@@ -82,27 +82,14 @@ def _of_pattern(fields: Fields) -> list[str]:
 def _experts(fields: Fields, layers: tuple[int, ...]) -> Experts:
     if fields.flag("mlp_bias", False):
         raise ModelError(f"{fields.origin}: experts beside which mlp_bias gives others biases are not supported")
-    groups = fields.integer("n_group", 1)
-    experts = read_experts(
+    return sigmoid_experts(
         fields,
-        intermediate_size="moe_intermediate_size",
         layers=layers,
-        scores="sigmoid",
-        choice_bias=True,
-        groups=groups,
-        top_groups=fields.integer("topk_group", 1),
-        best_of_group=2,
-        normalised=fields.flag("norm_topk_prob", True),
-        least_sum=1e-20,
-        scale=fields.number("routed_scaling_factor", 1.0),
         shared_size=fields.integer("moe_shared_expert_intermediate_size", 7688),
         activation=read_activation(fields, "mlp_hidden_act", "relu2"),
         gated=False,
         latent_size=fields.integer("moe_latent_size", 0, minimum=0),
     )
-    if groups > 1 and experts.count < 2 * groups:
-        raise ModelError(f"{fields.origin}: n_group {groups} leaves groups of less than two of {experts.count} experts")
-    return experts
 
 
 def _mixers(fields: Fields, layers: tuple[int, ...]) -> Mamba2:
