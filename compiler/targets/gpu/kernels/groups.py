@@ -86,7 +86,7 @@ def sync() -> None:
 
 
 @contextmanager
-def turns(k: Frame, count: int) -> Iterator[Expr]:
+def turns(k: Frame, count: Expr) -> Iterator[Expr]:
     """Loop over 0 … count − 1 whose body has a `sync`.
 
     The count is hidden from compilers: if such a loop is unrolled, PoCL 3.1 misplaces guarded code between two

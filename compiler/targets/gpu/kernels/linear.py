@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, some, sync, unrolled
+from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, some, sync, turns, unrolled
 from llmc.compiler.targets.gpu.kernels.weight_reads import FloatReads, NumberReads, WeightReads, WordReads
 from llmc.compiler.targets.gpu.launch import ITEMS, LINEAR_ROWS
 from llmc.compiler.targets.reference.kernels.experts import check_index
@@ -141,7 +141,7 @@ class _Tile:
         for sums in self._sums:
             sums.reset()
         staged = self._of_form([T.int32(self._staged(most)) for most in self._forms])
-        with T.serial(let(T.truncdiv(width + (staged - 1), staged))) as turn:
+        with turns(self._k, T.truncdiv(width + (staged - 1), staged)) as turn:
             first = let(turn * staged)
             end = let(T.min(first + staged, width))
             self._stage(first, end, staged)
