@@ -8,22 +8,12 @@ from torch import Tensor
 
 from llmc.models import delta_ops, mamba_ops, ops
 from llmc.models.blocks.attention import StepInputs
+from llmc.models.blocks.convolution import Convolution
 from llmc.models.blocks.delta_net import ResultNorm
 from llmc.models.blocks.layers import Block, Linear, empty
 from llmc.models.blocks.norms import over_root_mean_square
 from llmc.models.config import ModelConfig
 from llmc.models.mamba import Mamba2
-
-
-class BiasedConvolution(Block):
-    """weight: float32 [taps channels], for each tap those of all channels. bias: float32 [channels] or None."""
-
-    bias: Tensor | None
-
-    def __init__(self, taps: int, channels: int, *, bias: bool) -> None:
-        super().__init__()
-        self.weight = empty(taps * channels)
-        self.register_parameter("bias", empty(channels) if bias else None)
 
 
 class Mamba2Mixer(Block):
@@ -35,7 +25,7 @@ class Mamba2Mixer(Block):
         self.layer, self.net, self.eps, self.act_dtype = config.kv_layer(layer), net, config.norm_eps, act_dtype
         hidden = config.hidden_size
         self.inputs = Linear(net.channels + net.size + net.heads, hidden, net.bias, act_dtype)
-        self.convolution = BiasedConvolution(net.taps, net.channels, bias=net.conv_bias)
+        self.convolution = Convolution(net.channels, net.taps, net.conv_bias)
         self.decay, self.step_bias, self.skip = (empty(net.heads) for _ in range(3))
         self.norm = ResultNorm(net.size)
         self.out = Linear(hidden, net.size, net.bias, act_dtype)

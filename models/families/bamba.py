@@ -27,7 +27,7 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
             f"{fields.origin}: attn_layer_indices has layer {max(attention)}, and the layers are 0 to {count - 1}"
         )
     mixers = tuple(layer for layer in range(count) if layer not in attention)
-    heads = fields.with_values(num_key_value_heads=fields.integer("num_key_value_heads", 8))
+    heads = fields if fields.mentions("num_key_value_heads") else fields.with_values(num_key_value_heads=8)
     positions = fields.integer("max_position_embeddings")
     return standard_config(
         heads,
@@ -35,7 +35,8 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         attention_bias=bias,
         o_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
-        rope=read_rope(fields, positions, head_sizes(heads)[2], partial=0.5),
+        # As in transformers, whatever the outer partial_rotary_factor says.
+        rope=read_rope(fields.with_values(partial_rotary_factor=None), positions, head_sizes(heads)[2], partial=0.5),
         mamba=read_mixers(fields, mixers) if mixers else None,
     )
 

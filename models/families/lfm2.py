@@ -31,23 +31,23 @@ LAYOUT = Layout(
     expert_down="feed_forward.experts.{}.w2.weight",
     norm="model.embedding_norm",
 )
-_ALIASES = {
+_ALIASES = {"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}
+"""Other names of fields."""
+_REPEATED = {
     "num_attention_heads": ("num_heads",),
     "hidden_size": ("block_dim", "conv_dim", "conv_dim_out"),
-    "intermediate_size": ("block_ff_dim",),
     "norm_eps": ("block_norm_eps",),
     "rope_theta": ("theta",),
-    "tie_word_embeddings": ("tie_embedding",),
 }
-"""Other names of fields in published files, which often have both."""
+"""What published files state twice. The other names say nothing by themselves, and must state the same."""
 _ADDED_SUM = 1e-6
 
 
 def _renamed(fields: Fields) -> Fields:
-    for ours, theirs in _ALIASES.items():
+    for ours, theirs in _REPEATED.items():
         for their in theirs:
-            fields = fields.renamed(**{ours: their})
-    return fields
+            fields = fields.renamed(**{ours: their}) if fields.has(ours) else fields
+    return fields.renamed(**_ALIASES)
 
 
 def _layers(fields: Fields) -> tuple[int, ...]:

@@ -69,6 +69,8 @@ def _kinds(fields: Fields) -> tuple[str, ...]:
         if kind not in _BY_LETTER.values():
             known = ", ".join(_BY_LETTER.values())
             raise ModelError(f"{fields.origin}: the kind of layer {brief(kind)} is not one of {known}")
+    if not {LINEAR, FULL} & set(found):
+        raise ModelError(f"{fields.origin}: no layer has a mixer or attention, so tokens would not see each other")
     return tuple(found)
 
 
@@ -111,6 +113,8 @@ def _mixers(fields: Fields, layers: tuple[int, ...]) -> Mamba2:
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     fields = fields.renamed(head_dim="attention_head_dim")
     kinds = _kinds(fields)
+    if not fields.mentions("num_key_value_heads"):
+        fields = fields.with_values(num_key_value_heads=8)
 
     def layers(*of: str) -> tuple[int, ...]:
         return tuple(i for i, kind in enumerate(kinds) if kind in of)

@@ -29,7 +29,7 @@ def config_of(fields: dict[str, Any]) -> ModelConfig:
 
 
 def test_old_files_number_the_layers_with_attention() -> None:
-    old = config_of({**SIZES, "full_attn_idxs": [1, 3], "theta": 5e5})
+    old = config_of({**SIZES, "full_attn_idxs": [1, 3], "theta": 5e5, "rope_theta": 5e5})
     new = config_of({**SIZES, "layer_types": ["conv", "full_attention"] * 2, "rope_theta": 5e5})
     assert old == new
     assert [old.has_state(layer) for layer in range(4)] == [True, False, True, False]
@@ -59,6 +59,12 @@ def test_the_first_layers_of_a_mixture_are_plain() -> None:
         assert experts is not None
         assert experts.layers == layers
     assert config_of({**EXPERTS, "num_dense_layers": 4}).experts is None
+
+
+def test_names_that_say_nothing_by_themselves() -> None:
+    """As in transformers."""
+    found = config_of({**SIZES, "theta": 5e5, "block_norm_eps": 1e-3})
+    assert (found.rope.theta, found.norm_eps) == (1e6, 1e-5)
 
 
 @pytest.mark.parametrize(

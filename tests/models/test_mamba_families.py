@@ -44,7 +44,16 @@ def test_layers_by_letters_and_by_either_names() -> None:
     assert read("nemotron_h", layers_block_type=None).num_layers == 4
 
 
+def test_kv_heads_and_rotated_elements_are_those_of_transformers() -> None:
+    """A null is as many KV heads as heads. Bamba rotates half of a head, whatever stands beside its rope_parameters."""
+    assert read("bamba", num_key_value_heads=None, num_attention_heads=3).num_kv_heads == 3
+    plain, stated = read("bamba"), read("bamba", partial_rotary_factor=0.25)
+    assert plain.rope == stated.rope
+
+
 def test_a_model_without_mixers_or_experts() -> None:
+    with pytest.raises(ModelError, match="no layer has a mixer or attention"):
+        read("nemotron_h", layers_block_type=["mlp", "mlp"])
     config = read("nemotron_h", layers_block_type=["full_attention", "mlp"])
     assert (config.mamba, config.experts, config.num_kv_layers) == (None, None, 1)
 

@@ -110,7 +110,7 @@ class _States:
         self.added.store(b.call("mul", x, step), 0)
         writes = b.let(row * self.stride + self.of_group)
         reads = b.let(writes + self.groups * self.state_size)
-        # Rows beyond the head's last are zeros, and are not written.
+        # Rows beyond the head's last have any numbers, and are not written.
         with T.serial(b.ceil_div(rows, _TOGETHER)) as group:
             first = b.let(group * _TOGETHER)
             sums, added = b.Vectors(_TOGETHER), b.Vectors(_TOGETHER)
