@@ -42,10 +42,11 @@ def expected(bias: bool, activation: str) -> np.ndarray:
     return total / (1 + np.exp(-total)) if activation == "silu" else total
 
 
-def spec_of(bias: bool, activation: str) -> tuple[KernelSpec, tuple[str, ...]]:
+def spec_of(bias: bool, activation: str, alone: bool = False) -> tuple[KernelSpec, tuple[str, ...]]:
     """The kernel of the op, and its buffers."""
     shapes = {"weight": (TAPS * CHANNELS,), **({"bias": (CHANNELS,)} if bias else {})}
-    attributes = {"taps": TAPS, "activation": activation, "weight_shapes": shapes, "widths": {"x": STRIDE}}
+    widths = {"x": STRIDE}
+    attributes = {"taps": TAPS, "activation": activation, "alone": alone, "weight_shapes": shapes, "widths": widths}
     site = Site("short_conv", attributes, ("x", *shapes))
     graph: Any = SimpleNamespace(block_size=BLOCK)
     (call,) = SHORT_CONV.kernels(site, graph)
@@ -97,3 +98,9 @@ def test_what_gated_delta_nets_have_is_not_said() -> None:
     spec, buffers = spec_of(True, "none")
     assert spec.as_dict().items() >= {"bias": True, "activation": "none"}.items()
     assert buffers.index("bias") == 2
+
+
+def test_the_state_lies_in_the_first_pool_where_no_heads_have_any() -> None:
+    beside, alone = spec_of(False, "none"), spec_of(False, "none", alone=True)
+    assert beside[0] == alone[0]
+    assert [set(buffers) & {"<k_pool>", "<v_pool>"} for _, buffers in (beside, alone)] == [{"<v_pool>"}, {"<k_pool>"}]
