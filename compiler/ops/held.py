@@ -27,8 +27,7 @@ def _reference(spec: KernelSpec) -> Any:
     top_k = int(p["top_k"])
     with (
         Frame(spec.symbol(), {"chosen": "i32", "places": "f32", "out": "i32"}) as k,
-        k.share(k.scalar(int(p["rows"]))) as row,
-        T.serial(top_k) as j,
+        k.share_elements(k.scalar(int(p["rows"])), top_k) as (row, j),
     ):
         at = row * (2 * top_k) + j
         k.put_raw("out", T.Cast("int32", k.raw("places", k.raw("chosen", at))), at)

@@ -26,16 +26,15 @@ def _reference(spec: KernelSpec) -> Any:
 
     p = spec.as_dict()
     dim, mean = int(p["dim"]), bool(p["mean"])
-    with Frame(spec.symbol(), _INPUTS) as k, k.share(k.scalar(NUM_SAMPLES)) as sample:
+    with Frame(spec.symbol(), _INPUTS) as k, k.share_elements(k.scalar(NUM_SAMPLES), dim) as (sample, i):
         last = let(k.raw("index", sample))
         first = let(k.raw("query_start", k.raw("token_seq", last)))
-        with T.serial(dim) as i:
-            total = Cell(k.raw("x", first * dim + i))
-            if mean:
-                with T.serial(first + 1, last + 1) as row:
-                    total.set(total.get() + k.raw("x", row * dim + i))
-                total.set(total.get() / T.Cast("float32", last - first + 1))
-            k.store("out", total.get(), sample * dim + i)
+        total = Cell(k.raw("x", first * dim + i))
+        if mean:
+            with T.serial(first + 1, last + 1) as row:
+                total.set(total.get() + k.raw("x", row * dim + i))
+            total.set(total.get() / T.Cast("float32", last - first + 1))
+        k.store("out", total.get(), sample * dim + i)
     return k.function()
 
 

@@ -40,7 +40,7 @@ def _reference(spec: KernelSpec) -> Any:
 
     dim, out = _sizes(spec)
     frame = Frame(spec.symbol(), dict.fromkeys(_BUFFERS, "f32"))
-    with frame as k, k.share(k.scalar(NUM_SAMPLES)) as row, T.serial(out) as column:
+    with frame as k, k.share_elements(k.scalar(NUM_SAMPLES), out) as (row, column):
         place = let(T.Cast("int32", k.raw("places", column)))
         k.store("out", _taken(place, k.raw("x", row * dim + let(T.max(place, 0)))), row * out + column)
     return k.function()

@@ -38,16 +38,14 @@ def _beside_states(site: Site, graph: GraphParams) -> list[KernelCall]:
 
 
 def _reference(spec: KernelSpec) -> Any:
-    from tvm.script.ir_builder import tirx as T
-
     from llmc.compiler.targets.reference.kernels.frame import Frame
 
     dim, buffers = int(spec.as_dict()["dim"]), _LEAVE if spec.op == "gather_rows_leaving" else _BESIDE
     sources = buffers[:-1]
-    with Frame(spec.symbol(), dict.fromkeys(buffers, "f32")) as k, k.share(k.scalar(NUM_TOKENS)) as row:
+    frame = Frame(spec.symbol(), dict.fromkeys(buffers, "f32"))
+    with frame as k, k.share_elements(k.scalar(NUM_TOKENS), dim) as (row, i):
         for part, source in enumerate(sources):
-            with T.serial(dim) as i:
-                k.store("out", k.raw(source, row * dim + i), (row * len(sources) + part) * dim + i)
+            k.store("out", k.raw(source, row * dim + i), (row * len(sources) + part) * dim + i)
     return k.function()
 
 

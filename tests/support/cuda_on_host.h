@@ -384,9 +384,15 @@ inline unsigned llmc_highest(unsigned nibbles) {
   return found;
 }
 inline float llmc_low_f16(unsigned pair) { return cuda_on_host::OfF16(pair & 0xffff); }
-inline float llmc_of_lane(float own, int lanes) {
+template <typename Number>
+Number llmc_of_lane(Number own, int lanes) {
   using namespace cuda_on_host;
-  return Bits<float>(Exchange(Bits<unsigned>(own))[g_item.x % kWarp ^ static_cast<unsigned>(lanes)]);
+  const unsigned from = g_item.x % kWarp ^ static_cast<unsigned>(lanes);
+  unsigned words[sizeof(Number) / sizeof(unsigned)];
+  std::memcpy(words, &own, sizeof(Number));
+  for (unsigned& word : words) word = Exchange(word)[from];
+  std::memcpy(&own, words, sizeof(Number));
+  return own;
 }
 inline unsigned llmc_transposed(unsigned pair) {
   const unsigned lane = cuda_on_host::g_item.x % cuda_on_host::kWarp, column = lane / 4, row = 2 * (lane % 4);

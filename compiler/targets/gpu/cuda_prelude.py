@@ -9,6 +9,8 @@ typedef unsigned char uchar;
 __device__ __forceinline__ int llmc_num_groups() { return (int)gridDim.x; }
 __device__ __forceinline__ float llmc_max(float a, float b) { return a > b ? a : b; }
 __device__ __forceinline__ float llmc_min(float a, float b) { return a < b ? a : b; }
+// Items that run in step.
+__device__ __forceinline__ constexpr int llmc_lanes() { return 32; }
 // The sum of four products of signed bytes.
 __device__ __forceinline__ int llmc_dot4(int a, int b) { return __dp4a(a, b, 0); }
 __device__ __forceinline__ int as_int(float x) { return __float_as_int(x); }
@@ -85,7 +87,8 @@ __device__ __forceinline__ float llmc_low_f16(uint pair) {
   return number;
 }
 // The number that the lane has whose bits differ by `lanes`.
-__device__ __forceinline__ float llmc_of_lane(float own, int lanes) {
+template <typename Number>
+__device__ __forceinline__ Number llmc_of_lane(Number own, int lanes) {
   return __shfl_xor_sync(0xFFFFFFFFu, own, lanes);
 }
 // A matrix of 8 by 8 halves, of which lane 4r + t has two neighbours of row r from 2t on, with rows as columns.

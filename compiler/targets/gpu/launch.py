@@ -16,7 +16,9 @@ from llmc.compiler.targets.gpu.linear_forms import launch_tiles
 from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
-"""Work items per group."""
+"""Work items per group, but of kernels in which a group works on a whole row."""
+_MOST_ITEMS = 256  # which all GPUs allow
+_OWN_ELEMENTS = 8  # of a row that an item has, before a group has more items
 LINEAR_ROWS = 16
 """The most rows of a tile of a linear layer."""
 EXPERT_ORDER = "expert_order"
@@ -24,7 +26,7 @@ Params = dict[str, Param]
 _MOST_RUNS = 4  # that a tile of tokens has groups for; they take turns beyond it
 _FIXED, _TOKENS, _SAMPLES = 0, 1, 2
 _NUM_SAMPLES = 2  # number of the scalar that counts samples
-_ON_SAMPLES = frozenset({"gather_rows", "pool_rows"})
+_ON_SAMPLES = frozenset({"gather_rows", "pool_rows", "spread_logits"})
 # Ops whose units are parts of sequences, of which a step has about as many as samples.
 _OF_SEQUENCES: dict[str, Callable[[Params], int]] = {
     "short_conv": lambda p: int(p["channels"]),
@@ -58,13 +60,22 @@ def _tiles(p: Params) -> int:
     return -(-columns // ITEMS)
 
 
-def _fused_groups(p: Params) -> int:
+def _fused(rows: int, p: Params) -> Launch:
     """One group per row if there is a reduction, else one per block of output elements."""
     program: dict[str, Any] = json.loads(str(p["program"]))
-    if any(stage["reduce"] for stage in program["stages"]):
-        return 1
+    reduced = [prod(stage["extents"]) for stage in program["stages"] if stage["reduce"]]
+    if reduced:
+        return Launch(rows, 1, items=_items_of_row(max(reduced)))
     widest: int = max(prod(out["shape"]) for out in program["outputs"])
-    return -(-widest // ITEMS)
+    return Launch(rows, -(-widest // ITEMS))
+
+
+def _items_of_row(width: int) -> int:
+    """Items of a group that works on a row: a power of two."""
+    items = ITEMS
+    while items < _MOST_ITEMS and items * _OWN_ELEMENTS < width:
+        items *= 2
+    return items
 
 
 def _attention(rows: int, p: Params, width: int) -> Launch:
@@ -80,13 +91,15 @@ def _tensor_attention(rows: int, p: Params, of: attentions.TensorAttention) -> L
     return Launch(rows, groups * min(of.tokens, _MOST_RUNS), of.tokens, items=attentions.ITEMS)
 
 
+_DIM: Callable[[Params], int] = lambda p: int(p["dim"])  # noqa: E731
 # Units per row for single items, by op; 1 for all others.
 _UNITS: dict[str, Callable[[Params], int]] = {
-    "rope_kv_write": lambda p: int(p["num_heads"]) + 2 * int(p["num_kv_heads"]),
-    "latent_kv_write": lambda p: int(p["num_heads"]) + 1,
+    **dict.fromkeys(("embedding", "embedding_quant", "gather_rows", "gather_rows_leaving"), _DIM),
+    **dict.fromkeys(("activate", "beside_states", "expert_combine", "permute_columns", "pool_rows"), _DIM),
+    "spread_logits": lambda p: int(p["out"]),
+    "held_experts": lambda p: int(p["top_k"]),
     EXPERT_ORDER: lambda p: int(p["top_k"]),
-    "expert_gather": lambda p: int(p["top_k"]),
-    "activate": lambda p: int(p["dim"]),
+    "expert_gather": lambda p: int(p["top_k"]) * int(p["dim"]),
     "rank_sum": lambda p: int(p["width"]),
     "expert_activate": lambda p: int(p["top_k"]) * int(p["dim"]),
     "adapter_expand": lambda p: (
@@ -97,14 +110,19 @@ _UNITS: dict[str, Callable[[Params], int]] = {
 }
 # Units per row for whole groups, by op.
 _GROUPS: dict[str, Callable[[Params], int]] = {
-    "rms_norm": lambda p: 1,
-    "quantize_rows": lambda p: 1,
-    "expert_quantize": lambda p: int(p["top_k"]),
+    "rope_kv_write": lambda p: int(p["num_heads"]) + 2 * int(p["num_kv_heads"]),
+    "latent_kv_write": lambda p: int(p["num_heads"]) + 1,
+    "choose_experts": lambda p: 1,
     "merge_attention": lambda p: int(p["num_heads"]),
-    "fused": _fused_groups,
     "adapter_shrink": lambda p: int(p["width"]) * int(p.get("top_k", 1)),
     "expert_linear": lambda p: _tiles(p) * int(p["top_k"]),
     "expert_linear_quant": lambda p: _tiles(p) * int(p["top_k"]),
+}
+# Groups per row that work on a whole row of `dim` elements, by op.
+_ROWS: dict[str, Callable[[Params], int]] = {
+    "rms_norm": lambda p: 1,
+    "quantize_rows": lambda p: 1,
+    "expert_quantize": lambda p: int(p["top_k"]),
 }
 # Ops of attention, and the parameter that is the width of their values.
 _ATTENTION = {"paged_attention": "head_dim", "latent_attention": "rank"}
@@ -139,6 +157,10 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
         return Launch(_FIXED, -(-int(p["n"]) // ITEMS))
     if spec.op in _ATTENTION:
         return _attention(rows, p, int(p[_ATTENTION[spec.op]]))
+    if spec.op == "fused":
+        return _fused(rows, p)
+    if spec.op in _ROWS:
+        return Launch(rows, _ROWS[spec.op](p), items=_items_of_row(_DIM(p)))
     if spec.op in _GROUPS:
         return Launch(rows, _GROUPS[spec.op](p))
     units = _UNITS[spec.op](p) if spec.op in _UNITS else 1

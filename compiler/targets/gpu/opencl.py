@@ -20,6 +20,18 @@ PRELUDE = """\
 #pragma OPENCL FP_CONTRACT OFF
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 
+#define llmc_await_earlier()
+// Items that run in step, which pass each other numbers.
+#ifdef LLMC_LANES
+#pragma OPENCL EXTENSION cl_khr_subgroups : enable
+#pragma OPENCL EXTENSION cl_khr_subgroup_shuffle : enable
+#define llmc_of_lane(own, lanes) sub_group_shuffle_xor(own, (uint)(lanes))
+#else
+#define LLMC_LANES 1
+#define llmc_of_lane(own, lanes) (own)
+#endif
+#define llmc_lanes() LLMC_LANES
+
 int llmc_num_groups(void) { return (int)get_num_groups(0); }
 float llmc_max(float a, float b) { return a > b ? a : b; }
 float llmc_min(float a, float b) { return a < b ? a : b; }

@@ -18,7 +18,6 @@ from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.reference.kernels.adapters import Pool, Slot, shrink_buffers
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, when
-from llmc.compiler.targets.reference.kernels.rows import activated_element, write_activation
 
 
 def _chosen(number: Expr, starts: list[int], values: list[Expr]) -> Expr:
@@ -45,7 +44,7 @@ def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
     pool = Pool(spec)
     of_layer = pool.width // pool.num_layers
     with Frame(spec.symbol(), shrink_buffers(pool)) as k:
-        item, fold = calling(k).item, Fold(add)
+        item, fold = calling(k).item, Fold(k, add)
         count = let(k.raw("tiles", T.int32(0)) * (pool.tile_rows * pool.width))
         with calling(k).share_groups(count) as unit:
             place, number = _Place(k, pool, let(T.truncdiv(unit, pool.width))), let(T.truncmod(unit, pool.width))
@@ -63,7 +62,7 @@ def adapter_shrink(spec: KernelSpec) -> tirx.PrimFunc:
             with T.serial(turns) as turn:
                 i = let(turn * ITEMS + item)
                 total.set(fma(k.load("x", source + i), k.load("pool", first + i), total.get()))
-            found = let(fold(item, total.get()) * scale, "float32")
+            found = let(fold(total.get()) * scale, "float32")
             with when(T.And(item == 0, wanted == 1)):
                 k.store("out", found, place.row * pool.width + number)
     return k.function()
@@ -105,13 +104,4 @@ def adapter_expand(spec: KernelSpec) -> tirx.PrimFunc:
                 expand(1)
             with T.Else():
                 expand(pool.tile_rows)
-    return k.function()
-
-
-def activate(spec: KernelSpec) -> tirx.PrimFunc:
-    p = spec.as_dict()
-    dim, act = int(p["dim"]), str(p["act_dtype"])
-    with Frame(spec.symbol(), {"x": "f32", "out": act}) as k, k.share(let(k.scalar(int(p["rows"])) * dim)) as unit:
-        row, i = let(T.truncdiv(unit, dim)), let(T.truncmod(unit, dim))
-        write_activation(k, row, dim, act, i, activated_element(k, p, row, i))
     return k.function()

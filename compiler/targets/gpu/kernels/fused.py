@@ -58,7 +58,7 @@ class _Reduction:
 
     def __init__(self, k: Frame, number: int, stage: Mapping[str, Any]) -> None:
         self._k, self._number, self._shape, self._extents = k, number, stage["shape"], stage["extents"]
-        self._fold, self._kept = Fold(combination(stage["reduce"])), Shared(prod(stage["shape"]))
+        self._fold, self._kept = Fold(k, combination(stage["reduce"])), Shared(prod(stage["shape"]))
 
     def compute(self, row: Row) -> None:
         item, combine = calling(self._k).item, row.combine(self._number)
@@ -66,7 +66,7 @@ class _Reduction:
             spatial, total = _axes(place, self._shape), Cell(row.start(self._number))
             with spread(self._k, prod(self._extents)) as i:
                 total.set(combine(total.get(), row.term(self._number, spatial, _axes(i, self._extents))))
-            found = self._fold(item, total.get())
+            found = self._fold(total.get())
             with when(item == 0):
                 self._kept[place] = found
         sync()

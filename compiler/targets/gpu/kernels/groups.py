@@ -12,6 +12,7 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.targets.gpu.dependent import AWAIT
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.reference.kernels.frame import Array, Calling, Expr, Frame, let
 
@@ -57,6 +58,13 @@ class Groups(Calling):
             yield let(first + turn * step)
 
     @contextmanager
+    def share_elements(self, rows: Expr, width: int) -> Iterator[tuple[Expr, Expr]]:
+        """As `share`; neighbouring items take neighbouring elements."""
+        with self.share(let(rows * width)) as unit:
+            row = let(T.truncdiv(unit, width))
+            yield row, let(unit - row * width)
+
+    @contextmanager
     def share_groups(self, total: Expr) -> Iterator[Expr]:
         """Loops over units of work, one per group at a time; the group's items cooperate."""
         step = self.num_groups
@@ -78,6 +86,12 @@ def calling(k: Frame) -> Groups:
     """The calling convention in effect."""
     assert isinstance(k.calling, Groups)
     return k.calling
+
+
+def await_earlier() -> None:
+    """Waits until earlier kernels have ended, where this one may begin before. Until then it may read what no kernel
+    writes (`dependent.py`). Every group calls it."""
+    T.evaluate(T.call_extern("int32", AWAIT))
 
 
 def sync() -> None:
@@ -106,11 +120,11 @@ def unrolled(count: int) -> Iterator[Expr]:
 
 @contextmanager
 def spread(k: Frame, count: int) -> Iterator[Expr]:
-    """Loops over 0 … count − 1, each item taking every 64th."""
-    item = calling(k).item
-    whole, rest = divmod(count, ITEMS)
+    """Loops over 0 … count − 1, whose numbers the items take in turn."""
+    item, items = calling(k).item, calling(k).items
+    whole, rest = divmod(count, items)
     with T.serial(whole + bool(rest)) as turn:
-        index = let(turn * ITEMS + item)
+        index = let(turn * items + item)
         if rest:
             with T.If(index < count), T.Then():
                 yield index
@@ -121,6 +135,6 @@ def spread(k: Frame, count: int) -> Iterator[Expr]:
 @contextmanager
 def some(k: Frame, count: Expr) -> Iterator[Expr]:
     """As `spread`, of a count that is known when the kernel runs."""
-    item = calling(k).item
-    with T.serial(let(T.truncdiv(count - item + (ITEMS - 1), ITEMS))) as turn:
-        yield let(turn * ITEMS + item)
+    item, items = calling(k).item, calling(k).items
+    with T.serial(let(T.truncdiv(count - item + (items - 1), items))) as turn:
+        yield let(turn * items + item)

@@ -8,12 +8,13 @@ from typing import Any
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_template
-from llmc.compiler.targets.gpu.kernels.adapters import activate, adapter_expand, adapter_shrink
+from llmc.compiler.targets.gpu.kernels.adapters import adapter_expand, adapter_shrink
 from llmc.compiler.targets.gpu.kernels.attention import paged_attention
 from llmc.compiler.targets.gpu.kernels.attention_merge import merge_attention
 from llmc.compiler.targets.gpu.kernels.expert_order import expert_order
 from llmc.compiler.targets.gpu.kernels.fused import fused
 from llmc.compiler.targets.gpu.kernels.groups import Groups
+from llmc.compiler.targets.gpu.kernels.kv_write import latent_kv_write, rope_kv_write
 from llmc.compiler.targets.gpu.kernels.latent_attention import latent_attention
 from llmc.compiler.targets.gpu.kernels.linear import expert_linear, linear
 from llmc.compiler.targets.gpu.kernels.rank_sum import rank_sum
@@ -31,7 +32,7 @@ from llmc.compiler.targets.gpu.kernels.sampling_top import sample_rank, sample_t
 from llmc.compiler.targets.gpu.kernels.tensor_adapters import tensor_adapter_shrink
 from llmc.compiler.targets.gpu.kernels.tensor_attention import tensor_attention
 from llmc.compiler.targets.gpu.kernels.tensor_linear import tensor_linear
-from llmc.compiler.targets.gpu.launch import EXPERT_ORDER
+from llmc.compiler.targets.gpu.launch import EXPERT_ORDER, launch_of
 from llmc.compiler.targets.gpu.tensor_attention import ITEMS as ATTENTION_ITEMS
 from llmc.compiler.targets.gpu.tensor_attention import tensor_attention as attention_on_tensor_cores
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, shrinks_on_tensor_cores, tensor_layer
@@ -48,6 +49,8 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "rms_norm": rms_norm,
     "quantize_rows": quantize_rows,
     "expert_quantize": quantize_rows,
+    "rope_kv_write": rope_kv_write,
+    "latent_kv_write": latent_kv_write,
     "paged_attention": paged_attention,
     "latent_attention": latent_attention,
     "merge_attention": merge_attention,
@@ -55,7 +58,6 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "rank_sum": rank_sum,
     "adapter_shrink": adapter_shrink,
     "adapter_expand": adapter_expand,
-    "activate": activate,
     "sample_mask": sample_mask,
     "sample_edit": sample_edit,
     "sample_scan": sample_scan,
@@ -87,5 +89,5 @@ def build_kernel(spec: KernelSpec, *, tensor_cores: bool = False, wgmma: str = O
         with called(Groups):
             return expert_order(spec)
     build = KERNELS.get(spec.op) or brought_template(spec.op, KIND) or build_plain
-    with called(Groups):
+    with called(partial(Groups, launch_of(spec).items)):
         return build(spec)

@@ -18,21 +18,22 @@ def _first(spec: KernelSpec) -> dict[str, str]:
 
 
 @contextmanager
-def _rows(k: Frame, spec: KernelSpec) -> Iterator[tuple[Expr, Expr]]:
-    """A loop over rows: (row, its row of the table). Of a part of the vocabulary, rows of other tokens are −0.0."""
+def _elements(k: Frame, spec: KernelSpec) -> Iterator[tuple[Expr, Expr, Expr]]:
+    """A loop over elements: (row, element, its row of the table). Of a part of the vocabulary, rows of other tokens are
+    −0.0."""
     p = spec.as_dict()
     vocab, dim = int(p["vocab"]), int(p["dim"])
-    with k.share(k.scalar(NUM_TOKENS)) as row:
+    with k.share_elements(k.scalar(NUM_TOKENS), dim) as (row, i):
         if not p.get("first"):
             # an invalid id reads some row, never past the table
-            yield row, let(T.max(T.min(k.raw("ids", row), vocab - 1), 0))
+            yield row, i, let(T.max(T.min(k.raw("ids", row), vocab - 1), 0))
             return
         place = let(k.raw("ids", row) - T.Cast("int32", k.raw("first", 0)))
         held = T.And(place >= 0, place < vocab)
-        with when(T.Not(held)), T.serial(dim) as i:
+        with when(T.Not(held)):
             k.store("out", T.reinterpret("float32", T.int32(-(1 << 31))), row * dim + i)
         with when(held):
-            yield row, place
+            yield row, i, place
 
 
 def embedding(spec: KernelSpec) -> tirx.PrimFunc:
@@ -41,7 +42,7 @@ def embedding(spec: KernelSpec) -> tirx.PrimFunc:
     # A weight shared with the output projection has rows padded to whole words.
     stride = row_width(dim, dtype) if p["packed"] else dim
     buffers = {"ids": "i32", "weight": dtype, **_first(spec), "out": "f32"}
-    with Frame(spec.symbol(), buffers) as k, _rows(k, spec) as (row, token), T.serial(dim) as i:
+    with Frame(spec.symbol(), buffers) as k, _elements(k, spec) as (row, i, token):
         k.store("out", k.load("weight", token * stride + i), row * dim + i)
     return k.function()
 
@@ -51,6 +52,6 @@ def embedding_quant(spec: KernelSpec) -> tirx.PrimFunc:
     dim = int(p["dim"])
     matrix = matrix_of(p, dim)
     buffers = {"ids": "i32", **matrix.operands(), **_first(spec), "out": "f32"}
-    with Frame(spec.symbol(), buffers) as k, _rows(k, spec) as (row, token), T.serial(dim) as i:
+    with Frame(spec.symbol(), buffers) as k, _elements(k, spec) as (row, i, token):
         k.store("out", matrix.value(k, token, i), row * dim + i)
     return k.function()

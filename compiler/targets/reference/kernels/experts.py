@@ -42,8 +42,7 @@ def expert_gather(spec: KernelSpec) -> tirx.PrimFunc:
         return _gather_in_order(spec, dim, act, top_k)
     with (
         Frame(spec.symbol(), {"x": act, "chosen": "i32", "index": "i32", "out": act}) as k,
-        k.share(let(k.scalar(int(p["rows"])) * top_k)) as pair,
-        T.serial(stride) as i,
+        k.share_elements(let(k.scalar(int(p["rows"])) * top_k), stride) as (pair, i),
     ):
         k.put_raw("out", k.raw("x", T.truncdiv(pair, top_k) * stride + i), pair * stride + i)
     return k.function()
@@ -55,8 +54,7 @@ def _gather_in_order(spec: KernelSpec, dim: int, act: str, top_k: int) -> tirx.P
     inputs = {"x": act, "columns": "i32", "chosen": "i32", "index": "i32"}
     with (
         Frame(spec.symbol(), {**inputs, "out": act}) as k,
-        k.share(let(k.scalar(int(spec.as_dict()["rows"])) * top_k)) as pair,
-        T.serial(dim) as i,
+        k.share_elements(let(k.scalar(int(spec.as_dict()["rows"])) * top_k), dim) as (pair, i),
     ):
         token = let(T.truncdiv(pair, top_k))
         column = let(k.raw("columns", k.raw("index", 1 + pair) * dim + i))
@@ -86,9 +84,8 @@ def expert_activate(spec: KernelSpec) -> tirx.PrimFunc:
     dim, act = int(p["dim"]), str(p["act_dtype"])
     with (
         Frame(spec.symbol(), {"x": "f32", "chosen": "i32", "index": "i32", "out": act}) as k,
-        k.share(let(k.raw("index", T.int32(0)) * dim)) as unit,
+        k.share_elements(let(k.raw("index", T.int32(0))), dim) as (row, i),
     ):
-        row, i = let(T.truncdiv(unit, dim)), let(T.truncmod(unit, dim))
         write_activation(k, row, dim, act, i, activated_element(k, p, row, i))
     return k.function()
 
@@ -99,8 +96,7 @@ def expert_combine(spec: KernelSpec) -> tirx.PrimFunc:
     dtypes = {"x": "f32", "chosen": "i32", "index": "i32", **({"residual": "f32"} if p["residual"] else {})}
     with (
         Frame(spec.symbol(), {**dtypes, "out": "f32"}) as k,
-        k.share(k.scalar(int(p["rows"]))) as row,
-        T.serial(dim) as i,
+        k.share_elements(k.scalar(int(p["rows"])), dim) as (row, i),
     ):
         total = Cell(T.float32(0.0))
         with T.serial(top_k) as j:

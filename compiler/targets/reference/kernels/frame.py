@@ -154,6 +154,10 @@ class Calling(ABC):
     def share(self, total: Expr) -> AbstractContextManager[Expr]:
         """Loops over this call's share of `total` units."""
 
+    @abstractmethod
+    def share_elements(self, rows: Expr, width: int) -> AbstractContextManager[tuple[Expr, Expr]]:
+        """Loops over this call's share of the elements of rows: (row, element of it)."""
+
     def place(self, buffer: str, index: Expr) -> Expr:
         """The index of a buffer's element relative to the pointer argument."""
         return index
@@ -180,6 +184,11 @@ class Tasks(Calling):
 
         with T.serial(bound(self._task), bound(self._task + 1)) as unit:
             yield unit
+
+    @contextmanager
+    def share_elements(self, rows: Expr, width: int) -> Iterator[tuple[Expr, Expr]]:
+        with self.share(rows) as row, T.serial(width) as i:
+            yield row, i
 
 
 _CALLING: ContextVar[Callable[[], Calling]] = ContextVar("calling", default=Tasks)
@@ -230,6 +239,10 @@ class Frame:
     def share(self, total: Expr) -> AbstractContextManager[Expr]:
         """Loops over this call's share of `total` units."""
         return self.calling.share(total)
+
+    def share_elements(self, rows: Expr, width: int) -> AbstractContextManager[tuple[Expr, Expr]]:
+        """Loops over this call's share of the elements of rows: (row, element of it)."""
+        return self.calling.share_elements(rows, width)
 
     def raw(self, name: str, index: Expr) -> Expr:
         """An element in stored form."""

@@ -100,22 +100,35 @@ class Pool:
             with T.serial(count) as i:
                 k.store(self.name, value(i), row + i)
             return
-        largest, widest = T.float32(self.largest), Cell(T.float32(0.0))
-        values = Array(count)
+        widest, values = Cell(T.float32(0.0)), Array(count)
         with T.serial(count) as i:
             values[i] = value(i)
             magnitude = let(T.abs(values[i]), "float32")
             with when(T.Or(magnitude > widest.get(), is_nan(magnitude))):
                 widest.set(magnitude)
-        inverse = let(largest / T.max(widest.get(), T.float32(_SMALLEST)), "float32")
+        inverse = self.inverse(widest.get())
         with T.serial(count) as i:
-            number = let(values[i] * inverse if stated is None else values[i] / stated, "float32")
-            k.put_raw(self.name, T.Cast("uint8", self._stored(number)), row + i)
-        scale = widest.get() / largest
+            self.put(k, row + i, values[i], inverse, stated)
+        self.put_scale(k, kv_block, head, offset, widest.get(), stated, part)
+
+    def inverse(self, widest: Expr) -> Expr:
+        """What numbers of a part are multiplied by, whose largest magnitude is `widest`."""
+        return let(T.float32(self.largest) / T.max(widest, T.float32(_SMALLEST)), "float32")
+
+    def put(self, k: Frame, at: Expr, value: Expr, inverse: Expr, stated: Expr | None) -> None:
+        """Writes a number as one byte. inverse, stated: as `inverse` gives it, and as for `write`."""
+        number = let(value * inverse if stated is None else value / stated, "float32")
+        k.put_raw(self.name, T.Cast("uint8", self._stored(number)), at)
+
+    def put_scale(
+        self, k: Frame, kv_block: Expr, head: Expr, offset: Expr, widest: Expr, stated: Expr | None, part: int = 0
+    ) -> None:
+        """Writes the scale of a position's part, whose largest magnitude is `widest`."""
+        scale = widest / T.float32(self.largest)
         if stated is not None:
             # Infinity and NaN are conveyed by the scale alone.
-            infinite = let(T.reinterpret("int32", widest.get())) >= T.int32(0x7F800000)
-            scale = T.Select(infinite, widest.get() * T.float32(0.0), stated)
+            infinite = let(T.reinterpret("int32", widest)) >= T.int32(0x7F800000)
+            scale = T.Select(infinite, widest * T.float32(0.0), stated)
         bits, at = let(T.reinterpret("int32", let(scale, "float32"))), self._scale_at(kv_block, head, offset, part)
         for byte in range(SCALE_BYTES):
             taken = T.bitwise_and(T.shift_right(bits, T.int32(8 * byte)), T.int32(255))

@@ -61,8 +61,7 @@ def permute_columns(spec: KernelSpec) -> tirx.PrimFunc:
     stride = row_width(dim, act)
     with (
         Frame(spec.symbol(), {"x": act, "columns": "i32", "out": act}) as k,
-        k.share(k.scalar(int(p["rows"]))) as row,
-        T.serial(dim) as i,
+        k.share_elements(k.scalar(int(p["rows"])), dim) as (row, i),
     ):
         write_activation(k, row, dim, act, i, k.load("x", row * stride + k.raw("columns", i)))
     return k.function()
@@ -83,8 +82,7 @@ def activate(spec: KernelSpec) -> tirx.PrimFunc:
     dim, act = int(p["dim"]), str(p["act_dtype"])
     with (
         Frame(spec.symbol(), {"x": "f32", "out": act}) as k,
-        k.share(k.scalar(int(p["rows"]))) as row,
-        T.serial(dim) as i,
+        k.share_elements(k.scalar(int(p["rows"])), dim) as (row, i),
     ):
         write_activation(k, row, dim, act, i, activated_element(k, p, row, i))
     return k.function()
@@ -95,8 +93,7 @@ def gather_rows(spec: KernelSpec) -> tirx.PrimFunc:
     dim, num_samples = int(p["dim"]), 2
     with (
         Frame(spec.symbol(), {"x": "f32", "index": "i32", "out": "f32"}) as k,
-        k.share(k.scalar(num_samples)) as row,
-        T.serial(dim) as i,
+        k.share_elements(k.scalar(num_samples), dim) as (row, i),
     ):
         k.store("out", k.raw("x", k.raw("index", row) * dim + i), row * dim + i)
     return k.function()
