@@ -112,14 +112,14 @@ API uint64_t failing_opencl_failures() {
 
 namespace {
 
-// What a device may lack: the order, its extensions, and what a program that uses it says.
+// What a device may lack: the order, its extensions, and what a program that uses it says in its text or its options.
 struct Lack {
-  const char *order, *extensions, *says;
+  const char *order, *extensions, *text, *options;
 };
 constexpr Lack kLacks[] = {
-    {"command_buffers", "cl_khr_command_buffer\\w*", nullptr},
-    {"subgroups", "cl_\\w+_subgroup\\w*", "\\bsub_group_|cl_\\w+_subgroup"},
-    {"fp16", "cl_khr_fp16", "\\bhalf\\d*\\b|cl_khr_fp16"},
+    {"command_buffers", "cl_khr_command_buffer\\w*", nullptr, nullptr},
+    {"subgroups", "cl_\\w+_subgroup\\w*", nullptr, "LLMC_LANES"},
+    {"fp16", "cl_khr_fp16", "\\bhalf\\d*\\b|cl_khr_fp16", nullptr},
 };
 
 constexpr const char* kDotExtension = "cl_khr_integer_dot_product";
@@ -162,7 +162,7 @@ API void* clCreateProgramWithSource(void* context, uint32_t count, const char** 
     const std::string text = sizes != nullptr && sizes[i] != 0 ? std::string(texts[i], sizes[i]) : texts[i];
     for (const Lack& one : kLacks) {
       const bool uses =
-          one.says != nullptr && Order(one.order, 1) == 0 && std::regex_search(text, std::regex(one.says));
+          one.text != nullptr && Order(one.order, 1) == 0 && std::regex_search(text, std::regex(one.text));
       if (uses) return *error = kBuildFailure, nullptr;
     }
   }
@@ -179,6 +179,11 @@ API int32_t clBuildProgram(void* program, uint32_t n, void* const* devices, cons
   if (const int32_t code = Fails("BuildProgram", nullptr, false)) return code;
   constexpr int32_t kBuildFailure = -11;
   if (Order("dot", 0) != 0 && std::strstr(options, "-cl-std=CL3.0") == nullptr) return kBuildFailure;
+  for (const Lack& one : kLacks) {
+    if (one.options != nullptr && Order(one.order, 1) == 0 && std::strstr(options, one.options) != nullptr) {
+      return kBuildFailure;
+    }
+  }
   return REAL(clBuildProgram)(program, n, devices, options, told, of);
 }
 API int32_t clGetDeviceInfo(void* device, uint32_t what, size_t room, void* to, size_t* size) {

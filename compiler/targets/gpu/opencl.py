@@ -21,7 +21,12 @@ PRELUDE = """\
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 
 #define llmc_await_earlier()
-// Items that run in step, which pass each other numbers.
+// Items that run in step, which pass each other numbers: as many as the device says (FORMAT.md).
+#ifdef LLMC_LANES_REQUIRED
+#define LLMC_IN_STEP __attribute__((intel_reqd_sub_group_size(LLMC_LANES)))
+#else
+#define LLMC_IN_STEP
+#endif
 #ifdef LLMC_LANES
 #pragma OPENCL EXTENSION cl_khr_subgroups : enable
 #pragma OPENCL EXTENSION cl_khr_subgroup_shuffle : enable
@@ -93,6 +98,8 @@ class OpenClTarget(GpuTarget):
 
         head = "__kernel __attribute__((reqd_work_group_size({items}, 1, 1))) void"
         text = kernel_text(self.kernel(spec), Language({"kind": "opencl"}, head), launch_of(spec).items)
+        if "llmc_of_lane(" in text:
+            text = text.replace(" void ", " LLMC_IN_STEP void ", 1)
         # TVM writes this for CUDA alone. Compilers that do not know it skip it.
         return re.sub(rf"^( *)(?=for \(int {UNROLLED})", r"\1#pragma unroll\n\1", text, flags=re.MULTILINE)
 

@@ -1,6 +1,6 @@
 """rope_kv_write and latent_kv_write: a group works on a head of a token, and each item has some of its elements.
 
-What norms and scales need of all elements is folded. An item rotates its elements alone: it reads the other half's, too.
+What norms and scales need of all elements is folded. An item rotates its elements alone, as it reads the other half's.
 """
 
 from __future__ import annotations

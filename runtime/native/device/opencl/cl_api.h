@@ -68,6 +68,8 @@ constexpr cl_uint kClProgramBinarySizes = 0x1165;
 constexpr cl_uint kClProgramBinaries = 0x1166;
 constexpr cl_uint kClProgramBuildLog = 0x1183;
 constexpr cl_uint kClKernelWorkGroupSize = 0x11B0;
+constexpr cl_uint kClKernelMaxSubGroupSizeForNdrange = 0x2033;
+constexpr cl_uint kClDeviceSubGroupSizesIntel = 0x4108;
 
 // Every function that a library must have: name without "cl", and arguments. All are in OpenCL 1.2.
 #define LLMC_CL_FUNCTIONS(X)                                                                                           \

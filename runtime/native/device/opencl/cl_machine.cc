@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/call_within.h"
+#include "device/opencl/cl_text.h"
 
 namespace llmc {
 namespace {
@@ -37,11 +38,6 @@ std::string DeviceText(const ClFunctions& cl, cl_device_id device, cl_uint what)
   return Text([&](size_t room, void* to, size_t* bytes) { return cl.GetDeviceInfo(device, what, room, to, bytes); });
 }
 
-// Whether `word` is one of the words, which blanks separate.
-bool Lists(const std::string& words, const std::string& word) {
-  return (" " + words + " ").find(" " + word + " ") != std::string::npos;
-}
-
 Status NoDevice(const std::string& why) {
   return Status::Error(LLMC_ERR_NOT_FOUND,
                        "There is no OpenCL device: " + why + "; install the driver of your GPU, or PoCL for the CPU.");
@@ -66,6 +62,10 @@ Status ClMachine::Open(const ClChoice& choice, std::shared_ptr<const ClMachine>*
   machine->context_ = (*machine)->CreateContext(properties, 1, &machine->device_, nullptr, nullptr, &code);
   LLMC_RETURN_IF_CL_ERROR("Opening the OpenCL device '" + machine->name_ + "'", code);
   LLMC_RETURN_IF_ERROR(machine->MakeProbe());
+  if (machine->has_opencl3_) {
+    machine->lanes_ = FindLanes(**machine->api_, machine->device_, machine->context_, machine->probe_queue_,
+                                DeviceText(**machine->api_, machine->device_, kClDeviceExtensions));
+  }
   *out = std::move(machine);
   return Status::Ok();
 }
@@ -133,7 +133,8 @@ Status ClMachine::Describe() {
   }
   const std::string extensions = DeviceText(cl, device_, kClDeviceExtensions);
   // Its functions are those of OpenCL C 3.0, which devices of OpenCL 3.0 have.
-  has_dot_products_ = Lists(extensions, "cl_khr_integer_dot_product") && version_.rfind("OpenCL 3.", 0) == 0;
+  has_opencl3_ = version_.rfind("OpenCL 3.", 0) == 0;
+  has_dot_products_ = Lists(extensions, "cl_khr_integer_dot_product") && has_opencl3_;
   if (!Lists(extensions, "cl_khr_command_buffer")) return Status::Ok();
   has_command_buffers_ = true;
   replays_overlap_ = Number<cl_bitfield>(cl, device_, kClDeviceCommandBufferCapabilities) & kClCommandBufferCanOverlap;
@@ -202,10 +203,14 @@ Status ClMachine::AskAlive(std::chrono::nanoseconds most) const {
 // PoCL keeps every kernel. Asked for a binary, it would build them all once more, for groups of any size.
 bool ClMachine::keeps_programs() const { return platform_name_ == "Portable Computing Language"; }
 
-std::string ClMachine::build_options() const {
+bool ClMachine::HasLanes(cl_kernel kernel, size_t items) const {
+  return KernelHasLanes(**api_, platform_, device_, kernel, items, lanes_);
+}
+
+std::string ClMachine::build_options(const ClLanes& lanes) const {
   // No fused or relaxed arithmetic unless a kernel says so; kernel sources turn contraction off.
-  const std::string language = has_dot_products_ ? "-cl-std=CL3.0" : "-cl-std=CL1.2";
-  return language + (divides_exactly_ ? " -cl-fp32-correctly-rounded-divide-sqrt" : "");
+  const std::string language = has_dot_products_ || lanes.count > 1 ? "-cl-std=CL3.0" : "-cl-std=CL1.2";
+  return language + lanes.build_options() + (divides_exactly_ ? " -cl-fp32-correctly-rounded-divide-sqrt" : "");
 }
 
 std::vector<std::pair<std::string, std::string>> ClMachine::Facts() const {
@@ -221,7 +226,8 @@ std::vector<std::pair<std::string, std::string>> ClMachine::Facts() const {
           {"largest_buffer_bytes", std::to_string(buffer_bytes_)},
           {"local_memory_bytes", std::to_string(local_bytes_)},
           {"command_buffers", has_command_buffers_ ? "yes" : "no"},
-          {"dot_products", has_dot_products_ ? "yes" : "no"}};
+          {"dot_products", has_dot_products_ ? "yes" : "no"},
+          {"lanes", std::to_string(lanes_.count)}};
 }
 
 Status ClMachine::AwaitQueued(cl_command_queue queue, const char* doing) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "device/opencl/cl_lanes.h"
 #include "device/opencl/cl_library.h"
 
 namespace llmc {
@@ -56,8 +57,11 @@ class ClMachine {
   Status AwaitQueued(cl_command_queue queue, const char* doing) const;
   // Whether the driver keeps what it built, so that nothing needs to be stored.
   bool keeps_programs() const;
+  const ClLanes& lanes() const { return lanes_; }
+  // Whether a kernel that was built for `lanes` has them in groups of `items`.
+  bool HasLanes(cl_kernel kernel, size_t items) const;
   // Build options under which results do not depend on the compiler's choices.
-  std::string build_options() const;
+  std::string build_options(const ClLanes& lanes) const;
   std::vector<std::pair<std::string, std::string>> Facts() const;
 
  private:
@@ -76,8 +80,9 @@ class ClMachine {
   std::string name_, driver_, platform_name_, version_;
   uint64_t memory_bytes_ = 0, buffer_bytes_ = 0, group_items_ = 0, local_bytes_ = 0;
   uint32_t compute_units_ = 0, number_ = 0;
-  bool shares_host_memory_ = false;
+  bool shares_host_memory_ = false, has_opencl3_ = false;
   bool has_dot_products_ = false, has_command_buffers_ = false, replays_overlap_ = false, divides_exactly_ = false;
+  ClLanes lanes_;
   // A queue of its own: those of steps have work that may never end well.
   mutable cl_command_queue probe_queue_ = nullptr;
   mutable cl_mem probe_ = nullptr;

@@ -23,8 +23,22 @@ ClPrograms::~ClPrograms() {
 Status ClPrograms::Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
                          const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out) {
   LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kKind, kMaxClLevel));
+  LLMC_RETURN_IF_ERROR(BuildFor(machine->lanes(), machine, artifact, cache_folder, known, out));
+  const ClPrograms& made = **out;
+  for (size_t i = 0; i < made.kernels_.size(); ++i) {
+    if (machine->HasLanes(made.kernels_[i], made.launches_[i].items)) continue;
+    // The driver chose other subgroups for this kernel than for the one that was looked at.
+    return BuildFor(ClLanes{}, machine, artifact, cache_folder, known, out);
+  }
+  return Status::Ok();
+}
+
+Status ClPrograms::BuildFor(const ClLanes& lanes, std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
+                            const std::string& cache_folder, const ClPrograms* known,
+                            std::unique_ptr<ClPrograms>* out) {
   const ClMachine& cl = *machine;
-  std::unique_ptr<ClPrograms> made(new ClPrograms(std::move(machine), cl.keeps_programs() ? "" : cache_folder));
+  std::unique_ptr<ClPrograms> made(
+      new ClPrograms(std::move(machine), cl.keeps_programs() ? "" : cache_folder, cl.build_options(lanes)));
   for (const KernelRecord& kernel : artifact.kernels()) {
     GpuLaunch launch;
     LLMC_RETURN_IF_ERROR(ReadLaunch(artifact, kernel, cl.group_items(), &launch));
@@ -77,7 +91,7 @@ Status ClPrograms::Another(uint32_t index, cl_kernel* out) const {
 Status ClPrograms::BuildProgram(const std::string& name, const char* source, size_t bytes, const ClPrograms* known,
                                 Program* out) {
   const ClMachine& cl = *machine_;
-  out->key = cl.name() + "\n" + cl.driver() + "\n" + cl.build_options() + "\n" + std::to_string(bytes) + " " +
+  out->key = cl.name() + "\n" + cl.driver() + "\n" + options_ + "\n" + std::to_string(bytes) + " " +
              std::to_string(Crc32(source, bytes)) + " " + std::to_string(HashOf(source, bytes));
   for (size_t i = 0; known != nullptr && i < known->programs_.size(); ++i) {
     if (known->programs_[i].key != out->key) continue;
@@ -93,7 +107,7 @@ Status ClPrograms::BuildProgram(const std::string& name, const char* source, siz
   cl_int code = kClSuccess;
   cl_program program = cl->CreateProgramWithSource(cl.context(), 1, &source, &bytes, &code);
   LLMC_RETURN_IF_CL_ERROR("Reading " + name + " on '" + cl.name() + "'", code);
-  code = cl->BuildProgram(program, 1, &device, cl.build_options().c_str(), nullptr, nullptr);
+  code = cl->BuildProgram(program, 1, &device, options_.c_str(), nullptr, nullptr);
   if (code == kClSuccess) {
     out->program = program;
     return Status::Ok();
@@ -114,7 +128,7 @@ Status ClPrograms::FromBinary(const std::vector<unsigned char>& binary, Program*
   cl_program program = cl->CreateProgramWithBinary(cl.context(), 1, &device, &bytes, &data, &taken, &code);
   if (code == kClSuccess) code = taken;
   if (code == kClSuccess) {
-    code = cl->BuildProgram(program, 1, &device, cl.build_options().c_str(), nullptr, nullptr);
+    code = cl->BuildProgram(program, 1, &device, options_.c_str(), nullptr, nullptr);
   }
   if (code == kClSuccess) {
     out->program = program;

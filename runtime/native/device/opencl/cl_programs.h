@@ -40,14 +40,17 @@ class ClPrograms {
     std::string key;
     bool cached = false;
   };
-  ClPrograms(std::shared_ptr<const ClMachine> machine, const std::string& cache_folder)
-      : machine_(std::move(machine)), cache_(cache_folder) {}
+  ClPrograms(std::shared_ptr<const ClMachine> machine, const std::string& cache_folder, std::string options)
+      : machine_(std::move(machine)), cache_(cache_folder), options_(std::move(options)) {}
+  static Status BuildFor(const ClLanes& lanes, std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
+                         const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out);
   Status BuildProgram(const std::string& name, const char* source, size_t bytes, const ClPrograms* known, Program* out);
   Status FromBinary(const std::vector<unsigned char>& binary, Program* out) const;
   std::string Log(cl_program program) const;
 
   std::shared_ptr<const ClMachine> machine_;
   ClBinaryCache cache_;
+  std::string options_;  // with which all programs are built
   std::vector<Program> programs_;  // one or more per code file
   std::vector<cl_kernel> kernels_;
   std::vector<std::pair<cl_program, std::string>> symbols_;  // [kernel]

@@ -44,8 +44,8 @@ def _norm(dim: int, act: str, **more: Any) -> KernelSpec:
 
 
 def _quantize(dim: int, act: str, group_size: int, op: str = "quantize_rows", **more: Any) -> KernelSpec:
-    given = {"dim": dim, "act_dtype": act, "group_size": group_size, "sum_factor": 1, "rows": 0}
-    return KernelSpec.of("other", op, **given, **more)
+    more |= {"dim": dim, "act_dtype": act, "group_size": group_size, "sum_factor": 1, "rows": 0}
+    return KernelSpec.of("other", op, **more)
 
 
 def _rope(**more: Any) -> KernelSpec:
@@ -112,7 +112,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 def _operands(spec: KernelSpec) -> dict[str, np.ndarray]:
     """By name. What a kernel writes has other numbers before."""
-    p, random = spec.as_dict(), np.random.default_rng(7)
+    p: dict[str, Any] = spec.as_dict()
+    random = np.random.default_rng(7)
 
     def floats(*shape: int) -> np.ndarray:
         return (2 * random.standard_normal(shape)).astype(np.float32)
@@ -214,15 +215,15 @@ def _check_close(spec: KernelSpec, operand: str, found: np.ndarray, wanted: np.n
         return
     if found.dtype == np.int32:
         rows = _int8_rows(spec)
-        numbers = [array[:, : rows.number_words].copy().view(np.int8).astype(int) for array in (found, wanted)]
-        assert np.abs(numbers[0] - numbers[1]).max() <= 1
-        scales = [array[:, rows.number_words].copy().view(np.float32) for array in (found, wanted)]
-        np.testing.assert_allclose(*scales, rtol=1e-6)
-        assert (numbers[0].sum(1) == found[:, rows.number_words + 1]).all()
+        numbers, others = (array[:, : rows.number_words].copy().view(np.int8).astype(int) for array in (found, wanted))
+        assert np.abs(numbers - others).max() <= 1
+        one, other = (array[:, rows.number_words].copy().view(np.float32) for array in (found, wanted))
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+        assert (numbers.sum(1) == found[:, rows.number_words + 1]).all()
         return
     dtype = "f16" if found.dtype == np.float16 else "f32" if found.dtype == np.float32 else "bf16"
-    wide = [
-        (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else array.astype(np.float64)
+    one, other = (
+        (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else array.astype(np.float32)
         for array in (found, wanted)
-    ]
-    np.testing.assert_allclose(*wide, rtol=_ROUNDING[dtype], atol=_ROUNDING[dtype])
+    )
+    np.testing.assert_allclose(one, other, rtol=_ROUNDING[dtype], atol=_ROUNDING[dtype])
