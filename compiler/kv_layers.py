@@ -16,8 +16,8 @@ def kv_layer_records(model: ModelConfig, target: Target, block_size: int, kv_dty
     """KV blocks of the layers of the KV cache. model: of one rank."""
     key_scales = 1 if model.latent is None else LATENT_SCALES
     found = []
-    for kv_layer, layer in enumerate(model.cached_layers):
-        if (net := model.recurrent(layer)) is not None:
+    for kv_layer in range(model.num_kv_layers):
+        if (net := model.cached_state(kv_layer)) is not None:
             found.append(KvLayerRecord(*net.pool_bytes))
             continue
         keys, values = target.kv_block_bytes(*model.kv_heads(kv_layer), block_size, kv_dtype, key_scales)
@@ -28,7 +28,7 @@ def kv_layer_records(model: ModelConfig, target: Target, block_size: int, kv_dty
 
 def state_layers(model: ModelConfig) -> tuple[int, ...]:
     """Layers of the KV cache that hold a state in place of keys and values."""
-    return tuple(kv_layer for kv_layer, layer in enumerate(model.cached_layers) if model.has_state(layer))
+    return tuple(layer for layer in range(model.num_kv_layers) if model.cached_state(layer) is not None)
 
 
 def default_block_size(model: ModelConfig, target: Target, kv_dtype: str, max_model_len: int) -> int:

@@ -94,8 +94,8 @@ class Resolved:
         """The layers of the KV cache that each stage has; none for a single stage."""
         found = []
         for count, end in zip(self.stage_layers, accumulate(self.stage_layers), strict=True):
-            layers = set(map(self.model.kv_layer, filter(self.model.is_cached, range(end - count, end))))
-            found.append(StageRecord(min(layers), len(layers)))
+            layers = [i for i, layer in enumerate(self.model.cached_layers) if end - count <= layer < end]
+            found.append(StageRecord(layers[0], len(layers)))
         return found
 
     def kv_layer_records(self) -> tuple[KvLayerRecord, ...]:
@@ -232,9 +232,11 @@ class Resolved:
                 parameter = parameter.with_rows(_gate_and_up(order))
             yield parameter
         if self.kv_scales:
+            multipliers = self.model.multipliers
+            cached = np.array((1.0, 1.0) if multipliers is None else multipliers.cached, np.float32)[:, None]
             for layer, scales in zip(self.model.kv_head_counts, self._stated_kv_scales(checkpoint), strict=True):
                 name = kv_scales_name(self.model.kv_layer(layer))
-                yield Parameter.of(name, "f32", np.ascontiguousarray(scales.reshape(-1)))
+                yield Parameter.of(name, "f32", np.ascontiguousarray((scales * cached).reshape(-1)))
         for name, table in tables(self.model, self.max_model_len):
             yield Parameter.of(name, "f32", table)
 

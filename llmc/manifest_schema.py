@@ -164,6 +164,25 @@ class Mamba2(Closed):
     bias: bool
     least_step: Annotated[float, Field(ge=0, le=1e30)]
     most_step: Positive | None
+    out_bias: bool | None = None
+    beside: bool = False
+    norm: Literal["gated", "read", "none"] = "gated"
+    norm_eps: Annotated[float, Field(ge=0, le=1)] | None = None
+    gate_scale: Positive = 1.0
+    step_scale: Positive = 1.0
+    out_scale: Positive = 1.0
+
+
+class Multipliers(Closed):
+    attention_in: Positive
+    attention_out: Positive
+    keys: Positive
+    mixer_in: Positive
+    mixer_out: Positive
+    mixer_parts: Annotated[list[Positive], Field(min_length=5, max_length=5)]
+    gate: Positive
+    down: Positive
+    logits: Positive
 
 
 class TokenInputs(Closed):
@@ -280,6 +299,7 @@ class Model(Closed):
     normed_states: bool = False
     residual_factors: ResidualFactors | None = None
     attention_gate: bool = False
+    multipliers: Multipliers | None = None
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:

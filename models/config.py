@@ -8,6 +8,7 @@ from typing import Literal
 
 from llmc.models.delta_net import DeltaNet
 from llmc.models.mamba import Mamba2
+from llmc.models.multipliers import Multipliers
 from llmc.models.short_conv import ShortConv
 
 Norm = Literal["rms", "layer"]
@@ -307,7 +308,9 @@ class ModelConfig:
     kv_layers: per layer, the layer whose keys and values it reads. The first layers make their own, the last ones make
     none. Empty if all make their own.
     delta_net, short_conv, mamba: of the layers that have one in place of attention; None if no layer has. A KV block of
-    such a layer has the state behind the last token that was computed in the block.
+    such a layer has the state behind the last token that was computed in the block. A layer with mixers beside
+    attention has two layers of the KV cache: keys and values, then states.
+    multipliers: of Falcon-H1; None if its weights have none.
     mlp_only_layers: layers with a feed-forward block alone. mixer_only_layers: layers without one.
     full_heads: of layers without a window, if those of windowed layers differ; num_heads, num_kv_heads and head_dim are
     then of windowed layers. layer_sizes: intermediate_size per layer, if layers differ; else empty.
@@ -404,6 +407,7 @@ class ModelConfig:
     normed_states: bool = False
     residual_factors: ResidualFactors | None = None
     attention_gate: bool = False
+    multipliers: Multipliers | None = None
 
     @property
     def num_inputs(self) -> int:
@@ -429,12 +433,15 @@ class ModelConfig:
 
     @cached_property
     def cached_layers(self) -> tuple[int, ...]:
-        """For each layer of the KV cache, the first layer of the model that reads it. If no later step reads the cache,
-        all layers share one."""
+        """For each layer of the KV cache, the first layer of the model that reads it, which may have two. If no later
+        step reads the cache, all layers share one."""
         if self.kv_layers:
             return tuple(range(1 + max(self.kv_layers)))
         without = set(self.mlp_only_layers)
-        return (0,) if self.bidirectional else tuple(i for i in range(self.num_layers) if i not in without)
+        if self.bidirectional:
+            return (0,)
+        layers = (i for i in range(self.num_layers) if i not in without)
+        return tuple(i for layer in layers for i in (layer,) * (1 if self.mixer_beside(layer) is None else 2))
 
     @property
     def num_kv_layers(self) -> int:
@@ -446,23 +453,40 @@ class ModelConfig:
         return layer not in self.mlp_only_layers
 
     def kv_layer(self, layer: int) -> int:
-        """The layer of the KV cache that a model layer reads, which `is_cached`."""
+        """The layer of the KV cache that a model layer reads, which `is_cached`; the first of two."""
         if self.kv_layers or self.bidirectional:
             return self.kv_layers[layer] if self.kv_layers else 0
-        return layer - sum(other < layer for other in self.mlp_only_layers)
+        beside = self.mamba.layers if self.mamba is not None and self.mamba.beside else ()
+        return layer - sum(other < layer for other in self.mlp_only_layers) + sum(other < layer for other in beside)
+
+    def state_layer(self, layer: int) -> int:
+        """The layer of the KV cache that has the state of a model layer, which `has_state`."""
+        return self.kv_layer(layer) + (0 if self.mixer_beside(layer) is None else 1)
 
     def recurrent(self, layer: int) -> DeltaNet | ShortConv | Mamba2 | None:
         """What a layer has in place of attention, with a state in place of keys and values; None for attention."""
-        nets = (self.delta_net, self.short_conv, self.mamba)
+        in_place = None if self.mamba is not None and self.mamba.beside else self.mamba
+        nets = (self.delta_net, self.short_conv, in_place)
         return next((net for net in nets if net and layer in net.layers), None)
 
+    def mixer_beside(self, layer: int) -> Mamba2 | None:
+        """What a layer has beside attention, with a state beside keys and values; None for nothing."""
+        net = self.mamba
+        return net if net is not None and net.beside and layer in net.layers else None
+
     def has_state(self, layer: int) -> bool:
-        """Whether a layer has a state in place of keys and values."""
-        return self.recurrent(layer) is not None
+        """Whether a layer has a state, in place of keys and values or beside them."""
+        return self.recurrent(layer) is not None or self.mixer_beside(layer) is not None
+
+    def cached_state(self, kv_layer: int) -> DeltaNet | ShortConv | Mamba2 | None:
+        """What has its states in a layer of the KV cache; None for keys and values."""
+        layer = self.cached_layers[kv_layer]
+        beside = self.mixer_beside(layer)
+        return self.recurrent(layer) if beside is None else beside if kv_layer == self.state_layer(layer) else None
 
     def makes_kv(self, layer: int) -> bool:
         """Whether a layer writes keys and values."""
-        if self.has_state(layer) or not self.is_cached(layer):
+        if self.recurrent(layer) is not None or not self.is_cached(layer):
             return False
         return not self.kv_layers or self.kv_layers[layer] == layer
 

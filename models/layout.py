@@ -323,7 +323,7 @@ def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
 
 
 def _mixer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:
-    """Attention, or what is in its place."""
+    """Attention, or what is in its place; also what is beside it."""
     layout, config, target = parts.layout, parts.config, f"{name}.attention"
     net = config.recurrent(layer)
     if isinstance(net, DeltaNet):
@@ -336,6 +336,8 @@ def _mixer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
         yield from mamba_targets(parts, config, net, target, f"{prefix}.{layout.mamba}")
     elif config.latent is None:
         yield from _attention(parts, layer, name, prefix)
+        if (beside := config.mixer_beside(layer)) is not None:
+            yield from mamba_targets(parts, config, beside, f"{target}.mamba", f"{prefix}.{layout.mamba}")
     else:
         names = target, f"{prefix}.self_attn"
         yield from latent_targets(parts, config, config.latent, *names, parted=layout.parted_latent)

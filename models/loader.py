@@ -17,7 +17,7 @@ from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.sources.reordered import ColumnsTaken, PairsParted, RowsTaken
-from llmc.models.sources.reshaped import Flattened, Mapped, OfHeads, Shifted, Stacked, Transposed, parted
+from llmc.models.sources.reshaped import Flattened, Mapped, OfHeads, Scaled, Shifted, Stacked, Transposed, parted
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import Source, WeightMap
 from llmc.quantize.formats.base import Quantized
@@ -179,7 +179,9 @@ def load_parameters(config: ModelConfig, checkpoint: Checkpoint, act_dtype: str)
             parameter = replace(parameter, parts=(Mapped(parameter, target.of_rows),))
         if target.part is not None:
             parameter = replace(parameter, parts=(OfHeads(parameter, target.part),))
-        yield parameter if target.rows is None else parameter.with_rows(target.rows)
+        if target.rows is not None:
+            parameter = parameter.with_rows(target.rows)
+        yield parameter if target.times is None else replace(parameter, parts=(Scaled(parameter, target.times),))
 
 
 def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:

@@ -28,8 +28,9 @@ def mamba_targets(parts: Linears, config: ModelConfig, net: Mamba2, name: str, p
     yield Target(f"{name}.decay", (Source(f"{prefix}.A_log", (heads,)),), "f32", of_rows=decay)
     yield Target(f"{name}.step_bias", (Source(f"{prefix}.dt_bias", (heads,)),), "f32")
     yield Target(f"{name}.skip", (Source(f"{prefix}.D", (heads,)),), "f32")
-    yield Target(f"{name}.norm.weight", (Source(f"{prefix}.norm.weight", (net.size,)),), "f32")
-    yield from parts.linear(f"{name}.out", (f"{prefix}.out_proj",), (hidden,), net.size, net.bias)
+    if net.norm != "none":
+        yield Target(f"{name}.norm.weight", (Source(f"{prefix}.norm.weight", (net.size,)),), "f32")
+    yield from parts.linear(f"{name}.out", (f"{prefix}.out_proj",), (hidden,), net.size, net.has_out_bias)
 
 
 def _gate_behind_channels(net: Mamba2) -> Rows:

@@ -25,6 +25,7 @@ from llmc.models.families.ernie_moe import ERNIE4_5_MOE
 from llmc.models.families.exaone import EXAONE
 from llmc.models.families.exaone4 import EXAONE4
 from llmc.models.families.falcon import FALCON
+from llmc.models.families.falcon_h1 import FALCON_H1
 from llmc.models.families.family import Family
 from llmc.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, VAULTGEMMA
 from llmc.models.families.gemma3n import GEMMA3N, GEMMA3N_TEXT
@@ -122,6 +123,7 @@ FAMILIES: dict[str, Family] = {
         EXAONE4,
         EXAONE_MOE,
         FALCON,
+        FALCON_H1,
         GEMMA,
         GEMMA2,
         GEMMA3,

@@ -26,6 +26,7 @@ from llmc.models.delta_net import DeltaNet
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.mamba import Mamba2
+from llmc.models.multipliers import Multipliers
 from llmc.models.rope_fields import read_rope
 from llmc.models.short_conv import ShortConv
 
@@ -82,6 +83,7 @@ class Choices(TypedDict, total=False):
     delta_net: DeltaNet | None
     short_conv: ShortConv | None
     mamba: Mamba2 | None
+    multipliers: Multipliers | None
     mlp_only_layers: tuple[int, ...]
     mixer_only_layers: tuple[int, ...]
     full_heads: Heads | None

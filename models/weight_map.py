@@ -69,6 +69,7 @@ class Target:
     precise: a small, sensitive matrix, which llmc does not quantize.
     matrices: number of equal blocks of rows, whose columns may be stored in orders of their own.
     part: the part of each head that is taken; always as floats.
+    times: float32; element i of a vector is multiplied by times[i]; None for 1.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Target:
     pairs: int = 0
     part: HeadPart | None = None
     matrices: int = 1
+    times: NDArray[np.float32] | None = field(default=None, compare=False)
 
     @property
     def shape(self) -> Shape:

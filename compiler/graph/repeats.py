@@ -70,19 +70,18 @@ def _tensors_of(module: nn.Module) -> list[Tensor]:
     return [tensor for _, tensor in named]
 
 
-def _number(layer: nn.Module) -> int | None:
-    """The number of a layer; None if its modules have none or several."""
-    numbers = {n for module in layer.modules() if type(n := vars(module).get(_NUMBER)) is int}
-    return numbers.pop() if len(numbers) == 1 else None
+def _numbers(layer: nn.Module) -> tuple[int, ...]:
+    """The numbers that the modules of a layer have, ascending: several if it has several layers of the KV cache."""
+    return tuple(sorted({n for module in layer.modules() if type(n := vars(module).get(_NUMBER)) is int}))
 
 
 def _kind(layer: nn.Module) -> Hashable:
-    """A key that is equal for layers whose traces may differ only in weights and number."""
-    number, found = _number(layer), list[Hashable]()
+    """A key that is equal for layers whose traces may differ only in weights and numbers."""
+    numbers, found = _numbers(layer), list[Hashable]()
     for name, module in layer.named_modules():
         held = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
-        if number is not None and held.get(_NUMBER) == number:
-            held[_NUMBER] = None
+        if held.get(_NUMBER) in numbers:
+            held[_NUMBER] = ("of several", numbers.index(held[_NUMBER]))
         found.append((name, type(module), _facts([held, module._parameters, module._buffers], [])))
     ids = [id(tensor) for tensor in _tensors_of(layer)]
     return (*found, *map(ids.index, ids))
@@ -123,7 +122,7 @@ class Repeats:
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         self._layers = [module for module in model.modules() if isinstance(module, RepeatedBlock)]
-        self._numbers = [_number(layer) for layer in self._layers]
+        self._numbers = [_numbers(layer) for layer in self._layers]
         alike: dict[Hashable, list[int]] = {}
         for at, layer in enumerate(self._layers):
             alike.setdefault(_kind(layer), []).append(at)
@@ -277,15 +276,16 @@ class Repeats:
 
     def _arguments(self, node: fx.Node, known: Callable[[fx.Node], Any], old: int, new: int) -> Any:
         """(args, kwargs) of a node, with nodes mapped by `known`, and the layer number at position `old` replaced by
-        that at `new`."""
+        that at `new`, of several the one in its place."""
         args: Any = fx.map_arg(node.args, known)
         kwargs: Any = fx.map_arg(node.kwargs, known)
         schema = schema_of(node)
         if schema is None or llmc_op(node) is None:
             return args, kwargs
 
-        def renumbered(number: int) -> int | None:
-            return self._numbers[new] if number == self._numbers[old] else number
+        def renumbered(number: int) -> int:
+            own = self._numbers[old]
+            return self._numbers[new][own.index(number)] if number in own else number
 
         for i, argument in enumerate(schema.arguments):
             if argument.name == _NUMBER and i < len(args):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmc.models.blocks.attention import Attention
+from llmc.models.blocks.beside_mamba import AttentionBesideMamba
 from llmc.models.blocks.beside_plain import MlpBesideExperts
 from llmc.models.blocks.delta_net import GatedDeltaNet
 from llmc.models.blocks.experts import ExpertMlp
@@ -20,7 +21,7 @@ from llmc.models.short_conv import ShortConv
 def attention_of(
     config: ModelConfig, layer: int, act_dtype: str
 ) -> Attention | LatentAttention | GatedDeltaNet | GatedShortConv | Mamba2Mixer:
-    """Attention of a layer, or what is in its place."""
+    """Attention of a layer, or what is in its place; also what is beside it."""
     match config.recurrent(layer):
         case DeltaNet() as net:
             return GatedDeltaNet(config, net, layer, act_dtype)
@@ -28,6 +29,8 @@ def attention_of(
             return GatedShortConv(config, conv, layer, act_dtype)
         case Mamba2() as mixer:
             return Mamba2Mixer(config, mixer, layer, act_dtype)
+    if (beside := config.mixer_beside(layer)) is not None:
+        return AttentionBesideMamba(config, beside, layer, act_dtype)
     if config.latent is not None:
         return LatentAttention(config, config.latent, layer, act_dtype)
     return Attention(config, layer, act_dtype)

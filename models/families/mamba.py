@@ -32,17 +32,24 @@ def checked(fields: Fields, net: Mamba2, groups: str, taps: str, activation: str
     return net
 
 
-def read_mixers(fields: Fields, layers: tuple[int, ...]) -> Mamba2:
-    """Mixers of the given layers, by the field names of Bamba and its relatives."""
+def null_is_false(fields: Fields, name: str, default: bool) -> bool:
+    """A flag whose default is not that of a null, as transformers reads some."""
+    return fields.flag(name, default and not fields.mentions(name))
+
+
+def read_mixers(fields: Fields, layers: tuple[int, ...], size_field: str | None = None) -> Mamba2:
+    """Mixers of the given layers, by the field names of Bamba and its relatives.
+
+    size_field: has the elements of a token's inputs, unless it is null; None for no such field.
+    """
     heads = fields.integer("mamba_n_heads", 128)
-    size = fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
+    size, of = fields.integer("mamba_expand", 2) * fields.integer("hidden_size"), "mamba_expand times hidden_size"
+    if size_field is not None and fields.has(size_field):
+        size, of = fields.integer(size_field), size_field
     automatic = fields.raw("mamba_d_head", "auto") == "auto"
     head_dim = max(1, size // heads) if automatic else fields.integer("mamba_d_head")
     if heads * head_dim != size:
-        raise ModelError(
-            f"{fields.origin}: mamba_n_heads {heads} of {head_dim} elements are not the {size} of mamba_expand times "
-            "hidden_size"
-        )
+        raise ModelError(f"{fields.origin}: mamba_n_heads {heads} of {head_dim} elements are not the {size} of {of}")
     least, most = _step_limits(fields)
     net = Mamba2(
         layers,
@@ -51,7 +58,7 @@ def read_mixers(fields: Fields, layers: tuple[int, ...]) -> Mamba2:
         state_size=fields.integer("mamba_d_state", 256),
         groups=fields.integer("mamba_n_groups", 1),
         taps=fields.integer("mamba_d_conv", 4),
-        conv_bias=fields.flag("mamba_conv_bias", True),
+        conv_bias=null_is_false(fields, "mamba_conv_bias", True),
         bias=fields.flag("mamba_proj_bias", False),
         least_step=least,
         most_step=most,

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.models.convert import DTYPES, Array, convert
 from llmc.models.sources.base import ArrayTensor, Tensor
@@ -133,6 +134,21 @@ class Shifted(Tensor):
     def read(self, first: int, out: Array) -> None:
         self._whole.read(first, out)
         out += self._plus
+
+
+class Scaled(Tensor):
+    """A vector, each element times its factor."""
+
+    def __init__(self, whole: Readable, times: NDArray[np.float32]) -> None:
+        self._whole, self._times = whole, times
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._whole.shape
+
+    def read(self, first: int, out: Array) -> None:
+        self._whole.read(first, out)
+        out *= self._times[first : first + len(out)]
 
 
 class Mapped(Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.falcon_h1_families import OF_FALCON_H1
 from support.gemma_families import OF_GEMMA
 from support.lfm2_families import OF_LFM2
 from support.mamba_families import OF_MAMBA
@@ -224,6 +225,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True, "tie_word_embeddings": True},
     ),
     "falcon-sequential": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    **OF_FALCON_H1,
     **OF_GEMMA,
     "glm": ("glm", {}),
     "glm-untold": ("glm", {"attention_bias": False, "num_key_value_heads": 3, "tie_word_embeddings": True}),
