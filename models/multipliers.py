@@ -89,7 +89,7 @@ class Multipliers:
             "mlp.down.bias": self.down / self.residual,
         }
         of_group = net.groups * net.state_size
-        channels = np.repeat(np.float32(self.parts[1:-1]), (net.size, of_group, of_group))
+        channels = np.repeat(np.array(self.parts[1:-1], np.float32), (net.size, of_group, of_group))
         for target in targets:
             kind = layer_kind(target.name)
             if kind == "attention.mamba.convolution":

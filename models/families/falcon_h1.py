@@ -7,7 +7,7 @@ from dataclasses import replace
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
-from llmc.models.families.mamba import OF_MIXERS, null_is_false, read_mixers
+from llmc.models.families.mamba import null_is_false, read_mixers
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.mamba import Mamba2, MixerNorm
@@ -89,11 +89,9 @@ def weight_map(config: ModelConfig) -> WeightMap:
     return replace(found, targets=tuple(config.multipliers.in_weights(found.targets, config.mamba)))
 
 
-FALCON_H1 = Family(
-    "falcon_h1",
-    read_config,
-    weight_map,
-    # Of generation and kernels, and what every layer has whatever they say.
-    harmless=OF_MIXERS
-    | {"attn_layer_indices", "mamba_use_mlp", "mlp_expansion_factor", "num_logits_to_keep", "time_step_rank"},
-)
+# Of training, of generation, of kernels, and what transformers has whatever they say.
+_HARMLESS = """
+    attn_layer_indices mamba_chunk_size mamba_use_mlp mlp_expansion_factor num_logits_to_keep time_step_floor
+    time_step_max time_step_min time_step_rank
+    """
+FALCON_H1 = Family("falcon_h1", read_config, weight_map, harmless=frozenset(_HARMLESS.split()))

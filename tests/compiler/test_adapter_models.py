@@ -125,6 +125,7 @@ def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path
         rare("qwen3_next", {"layer_types": ["full_attention"], "num_experts": 0, "head_dim": 24}),
         rare("lfm2", {"layer_types": ["conv", "full_attention"]}),
         rare("gemma4_text", {**GEMMA4_LARGE, "layer_types": ["full_attention"]}),
+        rare("falcon_h1", CASES["falcon_h1-biases"][1]),
         rare("granitemoehybrid", CASES["granitemoehybrid"][1]),
         rare("nemotron_h", CASES["nemotron_h-biases"][1]),
     ],

@@ -167,6 +167,26 @@ def test_a_layer_of_a_feed_forward_block_has_no_kv_blocks(llama: Path, of_single
     assert found.model_record().num_layers == 3
 
 
+def test_a_mixer_beside_attention_has_kv_blocks_of_its_own(
+    llama: Path, source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind those of keys and values, in the same stage."""
+    beside = replace(MIXERS, layers=(0, 1, 3), beside=True)
+    model = replace(source.config(), delta_net=None, mamba=beside, mlp_only_layers=(2,))
+    assert model.cached_layers == (0, 0, 1, 1, 3, 3)
+    assert [model.kv_layer(layer) for layer in (0, 1, 3)] == [0, 2, 4]
+    assert [model.state_layer(layer) for layer in (0, 1, 3)] == [1, 3, 5]
+    assert all(model.has_state(layer) and model.makes_kv(layer) for layer in (0, 1, 3))
+    records, states = kv_layer_records(model, REFERENCE, 32, "f32"), state_layers(model)
+    attention = REFERENCE.kv_block_bytes(*model.kv_heads(0), 32, "f32")
+    assert records == (KvLayerRecord(*attention), KvLayerRecord(*beside.pool_bytes)) * 3
+    assert states == (1, 3, 5)
+    monkeypatch.setattr(source, "config", lambda: model)
+    found = resolved(source, llama, pipeline_parallel=2)
+    assert found.stage_layers == (3, 1)
+    assert found.stage_records() == [StageRecord(0, 4), StageRecord(4, 2)]
+
+
 def test_every_stage_has_a_layer_of_the_kv_cache(llama: Path, of_single_blocks: ModelSource) -> None:
     found = resolved(of_single_blocks, llama, pipeline_parallel=3)
     assert found.stage_layers == (2, 1, 1)

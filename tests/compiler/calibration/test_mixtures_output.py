@@ -288,7 +288,7 @@ def test_transformers_reads_it(family: str, calibrated: Callable[[str], Path], t
     assert relative_error(PagedRunner(load_model(output)).step([tokens])[0].numpy(), expected) < 1e-3
 
 
-@pytest.mark.parametrize("case", ["granitemoehybrid", "lfm2", "minimax", "nemotron_h", "qwen3_next"])
+@pytest.mark.parametrize("case", ["falcon_h1", "granitemoehybrid", "lfm2", "minimax", "nemotron_h", "qwen3_next"])
 def test_layers_of_another_kind_are_not_calibrated(case: str, tmp_path: Path) -> None:
     """Their norms have other readers, or are stored less one, or layers have states, or one block."""
     config = load_config(make_tiny_model(tmp_path / "model", case, **CASES[case][1]))

@@ -16,6 +16,7 @@ from llmc.compiler.graph.lowered import to_bytes
 from llmc.models.blocks.attention import StepInputs
 from llmc.models.blocks.decoder import Decoder, DecoderLayer
 
+from support.falcon_h1_families import OF_FALCON_H1
 from support.marks import rare
 from support.untrained import model_of
 
@@ -43,7 +44,8 @@ class Counted:
         return calls
 
 
-# Windows and two rotary tables in turn; a first layer without experts; generic ops alone beside attention.
+# Windows and two rotary tables in turn; a first layer without experts; generic ops alone beside attention; layers with
+# two layers of the KV cache.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "fields"),
@@ -51,6 +53,7 @@ class Counted:
         ("gemma3_text", {"num_key_value_heads": 2, "head_dim": 16, "sliding_window_pattern": 2}),
         rare("glm4_moe", {"num_key_value_heads": 2, "head_dim": 16, "first_k_dense_replace": 1}),
         ("llama", {}),
+        rare("falcon_h1", {**OF_FALCON_H1["falcon_h1"][1], "num_key_value_heads": 2, "head_dim": 16}),
     ],
 )
 def test_copies_are_what_tracing_makes(

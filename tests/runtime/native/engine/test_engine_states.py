@@ -19,8 +19,8 @@ from support.marks import rare
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
-# Layers with states of heads and a window, with a window alone, with experts, and of one block.
-CASES_WITH_STATES = ("qwen3_5_text", "lfm2", "nemotron_h", rare("lfm2_moe"), rare("granitemoehybrid"))
+# Layers with states of heads and a window, with a window alone, with experts, of one block, and beside attention.
+CASES_WITH_STATES = ("qwen3_5_text", "lfm2", "nemotron_h", *map(rare, ("falcon_h1", "granitemoehybrid", "lfm2_moe")))
 
 
 @pytest.fixture(scope="module", params=CASES_WITH_STATES)

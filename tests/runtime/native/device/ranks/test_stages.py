@@ -27,6 +27,7 @@ from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams
 
 from support.compiled import Pages, random_tokens, replay
+from support.falcon_h1_families import OF_FALCON_H1
 from support.inspected import inspected, inspected_text
 from support.mamba_families import OF_MAMBA
 from support.marks import rare
@@ -125,6 +126,7 @@ def logits(path: Path, weights: str) -> np.ndarray:
             {"dtype": "f32"},
         ),
         rare("lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"]}, {"dtype": "f32"}),
+        rare("falcon_h1", {**OF_FALCON_H1["falcon_h1"][1]}, {"dtype": "bf16"}),
         rare("nemotron_h", {**OF_MAMBA["nemotron_h"][1], "tie_word_embeddings": False}, {"dtype": "bf16"}),
         rare("gpt_neox", {"use_parallel_residual": True, "tie_word_embeddings": False}, {"dtype": "f32"}),
         rare("bloom", {"intermediate_size": 256}, {"dtype": "f32"}),
