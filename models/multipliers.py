@@ -73,7 +73,7 @@ class Multipliers:
     def are_moderate(self) -> bool:
         """Whether float32 and f16 hold what they make of a model's numbers."""
         made = (self.residual, self.normed, self.scores, *self.cached, *self.parts, self.mixed, self.gate, self.logits)
-        return all(1e-4 <= factor <= 1e4 for factor in made)
+        return all(1e-3 <= factor <= 1e3 for factor in made)
 
     def in_weights(self, targets: tuple[Target, ...], net: Mamba2) -> Iterator[Target]:
         """The parameters of a model, those that take a factor with it. net: of all layers."""

@@ -201,6 +201,7 @@ def weights_components(
         **({"experts": "whole"} if by_expert else {}),
         **({"kv_scales": json.dumps(kv_scales)} if kv_scales else {}),
         **({} if model.pooled is None else {"pooled": str(model.pooled)}),
+        **({} if model.multipliers is None else {"multipliers": str(model.multipliers)}),
         "kind": "weights",
         "files": json.dumps(files),
         "layout": hashlib.sha256(header).hexdigest(),

@@ -41,7 +41,7 @@ def _multipliers(fields: Fields) -> Multipliers:
     )
     if not found.are_moderate:
         raise ModelError(
-            f"{fields.origin}: multipliers whose products and quotients are not from 0.0001 to 10000 are not supported"
+            f"{fields.origin}: multipliers whose products and quotients are not from 0.001 to 1000 are not supported"
         )
     return found
 

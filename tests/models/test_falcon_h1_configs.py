@@ -12,6 +12,8 @@ import pytest
 
 from llmc.compiler.config import CompileConfig
 from llmc.compiler.resolve import resolve
+from llmc.compiler.store.keys import weights_components
+from llmc.compiler.targets.registry import resolve_target
 from llmc.models import ModelError, load_config, load_parameters, open_source
 from llmc.models.config import ModelConfig
 from llmc.models.fields import Fields
@@ -101,6 +103,15 @@ def test_multipliers_are_in_small_vectors(tmp_path: Path) -> None:
     assert changed == {name for name in values if name.endswith(parts)}
 
 
+def test_other_multipliers_are_other_packed_weights() -> None:
+    """Of the same files of weights, whose config.json says something else."""
+    keys = [
+        weights_components((), read(attention_out_multiplier=by), 64, resolve_target("reference"), b"")
+        for by in (0.5, 0.6)
+    ]
+    assert keys[0] != keys[1]
+
+
 def test_stated_scales_of_the_kv_cache_are_those_of_our_keys_and_values(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model", "falcon_h1", **OF_FALCON_H1["falcon_h1-biases"][1])
     file = tmp_path / "kv_cache_scales.json"
@@ -125,7 +136,7 @@ def test_stated_scales_of_the_kv_cache_are_those_of_our_keys_and_values(tmp_path
         ({"mlp_multipliers": [1.0]}, "field 'mlp_multipliers' is .* where a list of 2 numbers was expected"),
         ({"ssm_multipliers": [1.0, 1.0, 0.0, 1.0, 1.0]}, "ssm_multipliers: field '2' is 0.0 where a positive number"),
         ({"key_multiplier": -1.0}, "field 'key_multiplier' is -1.0 where a positive number was expected"),
-        ({"mlp_multipliers": [1.0, 1e-6]}, "multipliers whose products and quotients are not from 0.0001 to 10000"),
+        ({"mlp_multipliers": [1.0, 1e-6]}, "multipliers whose products and quotients are not from 0.001 to 1000"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str) -> None:
