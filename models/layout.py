@@ -13,7 +13,7 @@ from llmc.models.delta_layout import DELTA_LAYOUT, DeltaLayout, delta_targets
 from llmc.models.delta_net import DeltaNet
 from llmc.models.latent_layout import latent_targets
 from llmc.models.mamba import Mamba2
-from llmc.models.mamba_layout import mamba_targets
+from llmc.models.mamba_layout import MAMBA_LAYOUT, MambaLayout, mamba_targets
 from llmc.models.short_conv import ShortConv
 from llmc.models.short_conv_layout import SHORT_CONV_LAYOUT, ShortConvLayout, short_conv_targets
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
@@ -45,8 +45,7 @@ class Layout:
     expert_latent: linear layers to and from the vectors that experts read and write in place of tokens.
     types: the token type table. dense: linear layers over a pooled row. dense_norm: the norm after the first of these.
     parted_latent: separate tensors make keys and values from latent vectors. delta_net: of gated delta nets.
-    short_conv: of gated short convolutions.
-    mamba: the block of a Mamba-2 mixer.
+    short_conv: of gated short convolutions. mamba: of Mamba-2 mixers.
     unused: full names of tensors that are ignored. other_modules: name prefixes of unused modules, such as multi-token
     prediction; {} is the number of layers.
     """
@@ -97,7 +96,7 @@ class Layout:
     parted_latent: bool = False
     delta_net: DeltaLayout = DELTA_LAYOUT
     short_conv: ShortConvLayout = SHORT_CONV_LAYOUT
-    mamba: str = "mamba"
+    mamba: MambaLayout = MAMBA_LAYOUT
     unused: tuple[str, ...] = (
         "model.rotary_emb.inv_freq",
         "model.layers.{}.self_attn.rotary_emb.inv_freq",
@@ -333,11 +332,13 @@ def _mixer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target
         of_net = f"{prefix}.{layout.short_conv.block}"
         yield from short_conv_targets(parts, config, net, layout.short_conv, target, of_net)
     elif isinstance(net, Mamba2):
-        yield from mamba_targets(parts, config, net, target, f"{prefix}.{layout.mamba}")
+        yield from mamba_targets(parts, config, net, layout.mamba, target, f"{prefix}.{layout.mamba.block}")
     elif config.latent is None:
         yield from _attention(parts, layer, name, prefix)
         if (beside := config.mixer_beside(layer)) is not None:
-            yield from mamba_targets(parts, config, beside, f"{target}.mamba", f"{prefix}.{layout.mamba}")
+            yield from mamba_targets(
+                parts, config, beside, layout.mamba, f"{target}.mamba", f"{prefix}.{layout.mamba.block}"
+            )
     else:
         names = target, f"{prefix}.self_attn"
         yield from latent_targets(parts, config, config.latent, *names, parted=layout.parted_latent)

@@ -15,11 +15,13 @@ from llmc.models.families.mixtures import sigmoid_experts
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, behind
 from llmc.models.mamba import Mamba2
+from llmc.models.mamba_layout import MambaLayout
 from llmc.models.standard import MAX_LAYERS, read_activation, standard_config
 
-_MLP, _EXPERTS = "mlp", "moe"
-_BY_LETTER = {"M": LINEAR, "*": FULL, "-": _MLP, "E": _EXPERTS}
-_USUAL = (LINEAR, _EXPERTS, FULL, _MLP)
+MLP, EXPERTS = "mlp", "moe"
+"""Kinds of layers beside those of `layer_kinds`."""
+_BY_LETTER = {"M": LINEAR, "*": FULL, "-": MLP, "E": EXPERTS}
+_USUAL = (LINEAR, EXPERTS, FULL, MLP)
 
 _LAYOUT = Layout(
     embed="embeddings",
@@ -39,7 +41,7 @@ _LAYOUT = Layout(
     expert_latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
     norm="norm_f",
     head="",
-    mamba="mixer",
+    mamba=MambaLayout("mixer"),
     unused=(),
 )
 
@@ -132,9 +134,9 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
         intermediate_size=21504,
         rope=NO_ROPE,
         gated=False,
-        experts=_experts(fields, layers(_EXPERTS)) if _EXPERTS in kinds else None,
+        experts=_experts(fields, layers(EXPERTS)) if EXPERTS in kinds else None,
         mamba=_mixers(fields, layers(LINEAR)) if LINEAR in kinds else None,
-        mlp_only_layers=layers(_MLP, _EXPERTS),
+        mlp_only_layers=layers(MLP, EXPERTS),
         mixer_only_layers=layers(LINEAR, FULL),
     )
 

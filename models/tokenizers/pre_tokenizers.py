@@ -78,6 +78,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
     "lfm2": _LLAMA3,
+    "pixtral": _LLAMA3,
     "dbrx": _DBRX,
     "smaug-bpe": _DBRX,
     "qwen2": PreTokenizer(_GPT4.expressions, nfc=True),

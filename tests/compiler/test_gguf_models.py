@@ -32,8 +32,7 @@ from llmc.runtime.text.tokenizer import Tokenizer
 
 from support.compiled import check_every_bucket, compile_tiny
 from support.failing import fails
-from support.families import CASES as CASES_OF_FAMILIES
-from support.gguf_cases import ENCODERS, READ_AS, TOLD, in_blocks, told_fields
+from support.gguf_cases import ENCODERS, TOLD, in_blocks, read_as, told_fields
 from support.gguf_converter import write_converted
 from support.gguf_models import CASES, SIZES, write_gguf
 from support.gguf_tokenizers import byte_level_words
@@ -136,7 +135,7 @@ def in_q8_0(name: str) -> Type:
     return Type.F32 if "ffn_gate_inp" in name else Type.Q8_0
 
 
-@verifies(lambda case: [Claim(READ_AS.get(CASES_OF_FAMILIES[case][0], CASES_OF_FAMILIES[case][0]), stored="gguf")])
+@verifies(lambda case: [Claim(read_as(case), stored="gguf")])
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", TOLD)
 def test_every_architecture(case: str, tmp_path: Path, kernel_cache: Path) -> None:

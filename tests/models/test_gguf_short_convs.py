@@ -39,9 +39,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("metadata", "said"),
     [
         ({"attention.head_count_kv": [1, 1, 0]}, r"layer 0 has a convolution \(shortconv.conv.weight\), other than"),
-        ({"attention.head_count_kv": [0, 0, 0]}, "a list of 3 integers, each 0 or the same number was expected"),
+        ({"attention.head_count_kv": [0, 0, 0]}, r"layer 1 lacks a convolution \(shortconv.conv.weight\), other than"),
+        ({"attention.head_count_kv": [0, 1, 2]}, "a list of 3 integers, each 0 or the same number was expected"),
         ({"attention.head_count_kv": [0, 1]}, "a list of 3 integers, each 0 or the same number was expected"),
-        ({"attention.head_count_kv": 1}, "where an array was expected"),
+        ({"attention.head_count_kv": 1}, "layer 0 has a convolution"),
         ({"attention.head_count_kv": None}, "lacks the metadata lfm2.attention.head_count_kv"),
         ({"shortconv.l_cache": 1}, "conv_L_cache 1 is not from 2 to 64"),
         ({"shortconv.l_cache": None}, "lacks the metadata lfm2.shortconv.l_cache"),

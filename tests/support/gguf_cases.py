@@ -10,12 +10,20 @@ from support.families import CASES, MROPE
 
 LEFT_OUT = object()
 _NONE = -math.inf
+_NO_MIXERS = {
+    "attention.head_count_kv": [1] * 3, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 1,
+    "ssm.inner_size": 120, "ssm.time_step_rank": 8,
+}  # fmt: skip
+"""What is said of mixers, though there are none."""
+_UNBOUNDED = {"time_step_min": 1e-12}
+"""Steps, as files have no bounds of them."""
 # Of a case of `support.families`: other fields, where a file does not say them or the tiny model is none that
 # llama.cpp knows, then metadata beside those that a configuration implies.
 TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "apertus": ({"rope_parameters": {"rope_type": "default", "rope_theta": 12e6}}, {}),
     "arcee": ({}, {}),
     "baichuan": ({}, {}),
+    "bamba": ({}, {}),
     "bloom": ({}, {}),
     "cohere": ({"tie_word_embeddings": True}, {"logit_scale": 0.0625}),
     "cohere-qk-norm": ({}, {"logit_scale": 0.0625}),
@@ -57,6 +65,27 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.6, "logit_scale": 0.5},
     ),
+    "granitemoeshared": (
+        {},
+        {"attention.scale": 0.3, "embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 0.5,
+         "expert_shared_feed_forward_length": 52},
+    ),
+    "granitemoehybrid": (
+        {},
+        {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.6, "logit_scale": 0.5},
+    ),
+    "granitemoehybrid-attention": (
+        {},
+        {"attention.scale": 1.0, "embedding_scale": 1.0, "residual_scale": 0.6, "logit_scale": 1.0, **_NO_MIXERS},
+    ),
+    "granitemoehybrid-attention-experts": (
+        {"position_embedding_type": "rope"},
+        {"attention.scale": 1.0, "embedding_scale": 3.0, "residual_scale": 1.0, "logit_scale": 1.0, **_NO_MIXERS},
+    ),
+    "granitemoehybrid-experts": (
+        {"position_embedding_type": "nope", "time_step_limit": LEFT_OUT},
+        {"attention.scale": 1.0, "embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
+    ),
     "hunyuan_v1_dense": ({}, {}),
     "internlm2": ({}, {}),
     "kimi_k2": ({}, {}),
@@ -73,6 +102,17 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "minimax_m2": ({}, {"expert_weights_scale": None, "expert_weights_norm": None}),
     "mpt-clipped": ({"attn_config": {"clip_qkv": 0.8}}, {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 0.8}),
     "nemotron": ({}, {}),
+    "nemotron_h": (
+        {**_UNBOUNDED, "intermediate_size": 44,
+         "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention"]},
+        {},
+    ),
+    "nemotron_h-biases": (_UNBOUNDED, {}),
+    "nemotron_h-latent": (
+        {**_UNBOUNDED, "intermediate_size": 44,
+         "layers_block_type": ["moe", "linear_attention", "moe", "full_attention"]},
+        {"expert_group_used_count": None},
+    ),
     "olmo-clipped": ({}, {"attention.clamp_kqv": 0.7}),
     "olmoe": ({}, {}),
     "orion": ({}, {}),
@@ -111,14 +151,25 @@ _WIDE_EXPERTS = {**_WIDE, "intermediate_size": 96, "moe_intermediate_size": 32}
 _WIDE_NETS = {**_WIDE, "intermediate_size": 96, "linear_value_head_dim": 16}
 _WIDE_MIXTURES = {**_WIDE_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 _OF_HIDDEN = ("falcon", "falcon-new", "gpt2", "gpt_bigcode")  # whose feed-forward blocks are as wide as that says
+_WIDE_MIXERS = {**_WIDE, "mamba_d_head": 32, "intermediate_size": 64, "shared_intermediate_size": 96}
+_WIDE_NEMOTRON = {
+    **_WIDE, "mamba_head_dim": 32, "intermediate_size": 64, "moe_intermediate_size": 64, "moe_latent_size": 64,
+    "moe_shared_expert_intermediate_size": 96,
+}  # fmt: skip
 _BLOCKS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_OF_HIDDEN, _WIDE),
+    "bamba": {**_WIDE, "mamba_d_head": 32, "intermediate_size": 96},
     "bloom": {"hidden_size": 160},
     "dbrx": {"d_model": 96, **_WIDE, "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 5, "moe_top_k": 2}},
     **dict.fromkeys(("gemma4-experts", "gemma4_text-experts"), _WIDE_EXPERTS),
+    "granitemoehybrid": {**_WIDE_MIXERS, "intermediate_size": 96},
+    "granitemoehybrid-attention": {**_WIDE_MIXERS, "mamba_d_head": 24, "intermediate_size": 96},
+    "granitemoehybrid-attention-experts": {**_WIDE_MIXERS, "mamba_d_head": 24},
+    "granitemoehybrid-experts": _WIDE_MIXERS,
     "gpt_neox-sequential": {**_WIDE, "rotary_pct": 0.125},
     "minicpm": {**_WIDE, "intermediate_size": 96, "dim_model_base": 32},
     "mpt-clipped": {},
+    **dict.fromkeys(("nemotron_h", "nemotron_h-biases", "nemotron_h-latent"), _WIDE_NEMOTRON),
     "phi3-long": {"intermediate_size": 96},
     "qwen": {**_WIDE, "kv_channels": 32},
     "qwen3_5_text": _WIDE_NETS,
@@ -133,11 +184,18 @@ def in_blocks(case: str) -> dict[str, Any]:
     return _BLOCKS.get(case, {**_WIDE, "intermediate_size": 96})
 
 
-READ_AS = {
-    "gemma4": "gemma4_text", "kimi_k2": "deepseek_v3", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3",
-    "qwen3_vl_moe": "qwen3_moe",
+_READ_AS = {
+    "bamba": "granitemoehybrid", "gemma4": "gemma4_text", "kimi_k2": "deepseek_v3", "qwen2_vl": "qwen2",
+    "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
+    # Cases.
+    "granitemoehybrid-attention": "granite", "granitemoehybrid-attention-experts": "granitemoeshared",
 }  # fmt: skip
-"""By model_type, what a file of it is read as, where that is another family."""
+
+
+def read_as(case: str) -> str:
+    """The model_type that a file of a case is read as."""
+    family = CASES[case][0]
+    return _READ_AS.get(case) or _READ_AS.get(family, family)
 
 
 def told_fields(case: str, more: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:

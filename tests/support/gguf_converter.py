@@ -22,13 +22,15 @@ from llmc.models import ModelConfig
 from llmc.models.config import Heads
 from llmc.models.delta_net import DeltaNet
 
+from support.gguf_mamba import architecture_of_granite, of_hybrid, of_mixer, of_shared
 from support.gguf_models import paired
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
 
 ARCHITECTURES = {
-    "cohere": "command-r", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "ernie4_5_moe": "ernie4_5-moe",
+    "bamba": "granitehybrid", "cohere": "command-r", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+    "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
     "gemma3n_text": "gemma3n", "gemma4_text": "gemma4", "glm": "chatglm", "glm4_moe": "glm4moe",
     "gpt_bigcode": "starcoder", "gpt_neox": "gptneox", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense",
     "kimi_k2": "deepseek2", "lfm2_moe": "lfm2moe", "llama4_text": "llama4", "minimax_m2": "minimax-m2",
@@ -38,9 +40,10 @@ ARCHITECTURES = {
     "xlm-roberta": "bert",
 }  # fmt: skip
 """By model_type, where llama.cpp calls it otherwise."""
-_PAIRED = frozenset(
-    {"arcee", "baichuan", "deepseek", "granitemoe", "internlm2", "minicpm", "olmo", "smollm3", "xverse"}
-)
+_PAIRED = frozenset({
+    "arcee", "baichuan", "bamba", "deepseek", "granitemoe", "granitemoehybrid", "granitemoeshared", "internlm2",
+    "minicpm", "nemotron_h", "olmo", "smollm3", "xverse",
+})  # fmt: skip
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 _OF_SEVERAL = re.compile(r"(.+_layernorm\.norms|.+\.altup(?:_unembed)?_projections)\.(\d+)()\.weight")
 _NOT_OF_TEXT = re.compile(r"pooler|visual\.|vision_tower\.|embed_vision\.|position_ids$")
@@ -60,6 +63,7 @@ _RENAMED = (
     (r"^model\.language_model\.", "model."),
     (r"^model\.(layers\.\d+\.feed_forward\.experts\.w\d)", r"\1"),
     (r"(feed_forward\.expert_bias)$", r"\1.bias"),
+    (r"^backbone\.(layers\.\d+)\.mixer\.experts", r"model.\1.mlp.experts"),
 )
 
 
@@ -164,7 +168,11 @@ def _parts(name: str, tensor: Array, config: ModelConfig) -> dict[str, Array]:
         assert experts is not None
         whole = tensor.reshape(experts.count, experts.intermediate_size, config.hidden_size)
         return {f"{name}.weight": whole.swapaxes(1, 2) if name.endswith("w2") else whole}
-    if kind == "granitemoe" and "input_linear" in name:
+    if config.mamba is not None and (".mamba." in name or ".mixer." in name):
+        return of_mixer(name, tensor, config.mamba)
+    if ".shared_mlp." in name:
+        return of_shared(name, tensor, config)
+    if kind.startswith("granitemoe") and "input_linear" in name:
         gate, up = np.split(tensor, 2, axis=1)
         block = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts")
         return {f"{block}.gate_proj.weight": gate, f"{block}.up_proj.weight": up}
@@ -197,6 +205,14 @@ def _their_name(name: str, names: gguf.TensorNameMap) -> str:
     raise KeyError(name)
 
 
+def _architecture(config: ModelConfig, kind: str) -> str:
+    if kind == "granitemoehybrid":
+        return architecture_of_granite(config)
+    if kind == "nemotron_h" and config.experts is not None:
+        return "nemotron_h_moe"
+    return ARCHITECTURES.get(kind, kind)
+
+
 def write_converted(
     model: Path,
     path: Path,
@@ -219,7 +235,7 @@ def write_converted(
     for file in sorted(model.glob("*.safetensors")):
         tensors |= {name: tensor.astype(np.float32) for name, tensor in load_file(file).items()}
     kind = fields["model_type"]
-    architecture = ARCHITECTURES.get(kind, kind)
+    architecture = _architecture(config, kind)
     arch = next(arch for arch, called in gguf.MODEL_ARCH_NAMES.items() if called == architecture)
     names = gguf.get_tensor_name_map(arch, 64)
     writer = gguf.GGUFWriter(path, architecture)
@@ -231,7 +247,8 @@ def write_converted(
         writer.add_tensor(name, tensor)
     stood: Tensors = {}
     for theirs, rows in _converted(tensors, config, kind, names, latent_apart=latent_apart).items():
-        code = type(theirs) if rows.ndim > 1 and rows.shape[-1] % 32 == 0 else Type.F32
+        matrix = rows.ndim > 1 and rows.shape[-1] % 32 == 0 and not theirs.endswith("_norm.weight")
+        code = type(theirs) if matrix else Type.F32
         data = rows if code == Type.F32 else gguf.quants.quantize(rows, code)
         writer.add_tensor(theirs, data, raw_dtype=code)
         stood[theirs] = rows if code == Type.F32 else gguf.quants.dequantize(data, code)
@@ -296,7 +313,7 @@ def _write_values(model: Path, folder: Path, stood: Tensors, places: Tensors) ->
     tensors = load_file(file)
     flat = np.concatenate([tensor.astype(np.float32).ravel() for tensor in tensors.values()])
     for name, values in stood.items():
-        if values.ndim > 1:
+        if values.ndim > 1 and not name.endswith("ssm_a"):
             flat[places[name].astype(np.int64)] = values
     shutil.copytree(model, folder)
     ends = np.cumsum([tensor.size for tensor in tensors.values()])[:-1]
@@ -371,7 +388,7 @@ def _metadata(config: ModelConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
         original, most = scaling.original_max_position_embeddings, config.max_position_embeddings
         usual = float((1 + np.log(most / original) / np.log(original)) ** 0.5) if most > original else 1.0
         found["rope.scaling.attn_factor"] = scaling.attention_factor or usual
-    return found
+    return found | of_hybrid(config, fields)
 
 
 def _of_gemma4(config: ModelConfig, full: Heads, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Architecture:
     model_type: of the family.
     layout: of the file. It differs from the family's, because converters split or merge tensors; unless stated
     otherwise, names are Llama's.
-    paired: rows of q and k have the order of `HeadRows`.
+    paired: rows of q and k have the order of `HeadRows`. whole_heads: of whole heads, also where a part is rotated.
     gated: of feed-forward blocks.
     others: names of layer parts that differ from most architectures.
     mixture: the architecture used if there are experts.
@@ -70,6 +70,7 @@ class Architecture:
     model_type: str
     layout: Layout = field(default_factory=Layout)
     paired: bool = False
+    whole_heads: bool = False
     gated: bool = True
     others: Mapping[str, str] = field(default_factory=dict)
     mixture: Architecture | None = None
@@ -107,7 +108,7 @@ class Architecture:
     @cached_property
     def experts(self) -> Mapping[str, str]:
         """Names of tensors of all experts, theirs → ours with {} for the expert's number."""
-        return expert_names(self.layout)
+        return expert_names(self.layout, gated=self.gated)
 
     def has_paired_rows(self, name: str) -> bool:
         """Whether rows of the file's tensor `name` are paired."""

@@ -7,7 +7,7 @@ from llmc.models.errors import ModelError
 from llmc.models.families.gemma3n import stream_weights
 from llmc.models.families.gemma4 import full_weights
 from llmc.models.layout import Layout
-from llmc.models.sources.gguf import delta_net, gemma4, short_conv, streams
+from llmc.models.sources.gguf import delta_net, gemma4, granite, mamba, nemotron_h, short_conv, streams
 from llmc.models.sources.gguf.architecture import Architecture
 
 _OF_MIXTRAL = Layout(
@@ -105,6 +105,15 @@ ARCHITECTURES = {
         Architecture("gptneox", "gpt_neox", gated=False),
         Architecture("gpt-oss", "gpt_oss", _OF_GPT_OSS, truncated=False),
         Architecture("granitemoe", "granitemoe", paired=True),
+        # Also Bamba, of whose heads a half is rotated.
+        Architecture(
+            "granitehybrid",
+            "granitemoehybrid",
+            granite.LAYOUT,
+            paired=True,
+            whole_heads=True,
+            of_layers=mamba.OF_LAYERS,
+        ),
         Architecture("hunyuan-dense", "hunyuan_v1_dense"),
         Architecture("internlm2", "internlm2", paired=True),
         Architecture("lfm2", "lfm2", short_conv.LAYOUT, of_layers=short_conv.OF_LAYERS, of_model=short_conv.OF_MODEL),
@@ -117,6 +126,12 @@ ARCHITECTURES = {
         Architecture("minimax-m2", "minimax_m2"),
         Architecture("mpt", "mpt", gated=False),
         Architecture("nemotron", "nemotron", gated=False),
+        Architecture(
+            "nemotron_h", "nemotron_h", nemotron_h.LAYOUT, paired=True, gated=False, of_layers=nemotron_h.OF_LAYERS
+        ),
+        Architecture(
+            "nemotron_h_moe", "nemotron_h", nemotron_h.LAYOUT, paired=True, gated=False, of_layers=nemotron_h.OF_LAYERS
+        ),
         Architecture("olmo", "olmo", paired=True),
         Architecture("olmoe", "olmoe"),
         Architecture("orion", "orion"),

@@ -115,10 +115,11 @@ def _check_without_effect(metadata: Metadata, key: Callable[[str], str], origin:
 
 
 def _as_tensors_say(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-    """The configuration with the biases and expert layers that the tensors show."""
+    """The configuration with the biases and expert layers that the tensors show. Not every layer has every part."""
 
     def has(*parts: str) -> bool:
-        return any(f"blk.0.{part}.bias" in shapes for part in parts)
+        found = (layers_with(f"{part}.bias", iter(shapes)) for part in parts)
+        return any(layers and layers[0] < config.num_layers for layers in found)
 
     norms = ("output_norm.bias", "token_embd_norm.bias")
     return replace(

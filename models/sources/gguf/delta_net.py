@@ -68,10 +68,10 @@ def _net(read: Reader) -> dict[str, Any]:
 
 def _kinds(read: Reader) -> list[str]:
     """Kind of attention per layer, which a list says or a period implies. Raises ModelError unless tensors agree."""
-    metadata, count, key = read.metadata, read.layers(), read.key(_FLAGS)
-    period = read.integer(_PERIOD, PERIOD)
+    metadata, count, name = read.metadata, read.layers(), _FLAGS
+    period, key = read.integer(_PERIOD, PERIOD), read.key(name)
     if metadata.array(key) is None:
-        key, linear = read.key(_PERIOD), tuple(i for i in range(count) if (i + 1) % period)
+        name, linear = _PERIOD, tuple(i for i in range(count) if (i + 1) % period)
     else:
         flags = metadata.flags(key) or ()
         if len(flags) < count:
@@ -82,14 +82,8 @@ def _kinds(read: Reader) -> list[str]:
             f"{metadata.origin} has the tensor blk.{old[0]}.{_JOINED}, as older files of gated delta nets; convert the "
             "model again"
         )
-    found = tuple(i for i in layers_with("ssm_out.weight", iter(read.shapes)) if i < count)
-    if found != linear:
-        one = min(set(found) ^ set(linear))
-        raise ModelError(
-            f"{metadata.origin}: layer {one} {'has' if one in found else 'lacks'} a gated delta net (ssm_out.weight), "
-            f"other than metadata {key} says; convert the model again"
-        )
-    return [LINEAR if i in found else FULL for i in range(count)]
+    read.check_layers("ssm_out.weight", linear, "a gated delta net", name)
+    return [LINEAR if i in linear else FULL for i in range(count)]
 
 
 def in_order_of_file(config: ModelConfig, architecture: Architecture) -> ModelConfig:

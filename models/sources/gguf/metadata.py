@@ -91,6 +91,9 @@ class Metadata:
             raise self.wrong(key, "an array")
         return value
 
+    def is_array(self, key: str) -> bool:
+        return isinstance(self._get(key), ArrayValue)
+
     def strings(self, key: str) -> list[str]:
         array = self.array(key)
         if array is None:

@@ -12,34 +12,37 @@ _SIGMOID = 2  # value of expert_gating_func; 1 is a softmax
 _WITHOUT_NORMED_HEADS = 128  # experts of Llama 4 Maverick
 
 
-def _experts(read: Reader) -> dict[str, Any]:
-    """The number of experts, under all families' names. n_shared_experts: number of experts merged in the shared
-    matrices."""
+def expert_counts(read: Reader) -> dict[str, Any]:
+    """Numbers of experts, under all families' names, and the width of one."""
     count, top_k = read.integer("expert_count"), read.integer("expert_used_count")
-    inner = read.integer("expert_feed_forward_length", _inner(read) or None)
-    shared = read.rows("ffn_up_shexp.weight")
-    if shared % inner:
-        raise ModelError(
-            f"{read.metadata.origin}: tensor ffn_up_shexp.weight has {shared} rows, no multiple of the {inner} of an "
-            "expert; convert the model again"
-        )
     read.metadata.integer(read.key("expert_shared_count"), 0, minimum=0)
     read.metadata.integer(read.key("expert_shared_feed_forward_length"), 0, minimum=0)
     return {
         **read.eps(),
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), count),
         **dict.fromkeys(("num_experts_per_tok", "moe_k"), top_k),
-        "moe_intermediate_size": inner,
-        **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), shared // inner),
+        "moe_intermediate_size": read.integer("expert_feed_forward_length", _inner(read) or None),
     }
 
 
+def _experts(read: Reader) -> dict[str, Any]:
+    """n_shared_experts: number of experts merged in the shared matrices."""
+    found, shared = expert_counts(read), read.rows("ffn_up_shexp.weight")
+    inner = found["moe_intermediate_size"]
+    if shared % inner:
+        raise ModelError(
+            f"{read.metadata.origin}: tensor ffn_up_shexp.weight has {shared} rows, no multiple of the {inner} of an "
+            "expert; convert the model again"
+        )
+    return {**found, **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), shared // inner)}
+
+
 def _inner(read: Reader) -> int:
-    """Rows of an expert's gate, if metadata do not state them."""
-    return read.rows("ffn_gate_exps.weight") or read.rows("ffn_gate_up_exps.weight") // 2
+    """Rows of an expert's first matrix, if metadata do not state them."""
+    return read.rows("ffn_up_exps.weight") or read.rows("ffn_gate_up_exps.weight") // 2
 
 
-def _weights(read: Reader, *, normalised: bool) -> dict[str, Any]:
+def weights_of_experts(read: Reader, *, normalised: bool) -> dict[str, Any]:
     """How scores become weights. normalised: the default of files that do not say."""
     scale = read.number("expert_weights_scale", 0.0)
     groups = read.metadata.integer(read.key("expert_group_count"), 1, minimum=0) or 1
@@ -57,6 +60,10 @@ def _gating(read: Reader, default: int) -> int:
     return read.metadata.integer(name, default, minimum=0, maximum=_SIGMOID) or default
 
 
+def only_sigmoid(read: Reader) -> None:
+    _only(read, _SIGMOID)
+
+
 def _only(read: Reader, function: int) -> None:
     if _gating(read, function) != function:
         raise read.metadata.wrong(read.key("expert_gating_func"), str(function))
@@ -71,16 +78,6 @@ def _of_whole_model(read: Reader) -> dict[str, Any]:
 def mixtral(read: Reader) -> dict[str, Any]:
     window = read.window()
     return {**_experts(read), "intermediate_size": _inner(read)} | ({"sliding_window": window} if window else {})
-
-
-def _granite(read: Reader) -> dict[str, Any]:
-    names = {
-        "attention_multiplier": "attention.scale",
-        "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale",
-        "logits_scaling": "logit_scale",
-    }
-    return {**_of_whole_model(read), **{ours: read.number(theirs, 1.0) for ours, theirs in names.items()}}
 
 
 def qwen2moe(read: Reader) -> dict[str, Any]:
@@ -121,7 +118,7 @@ def _deepseek(read: Reader) -> dict[str, Any]:
     read.no_window()
     _leading(read)
     _only(read, 1)
-    found = _weights(read, normalised=False)
+    found = weights_of_experts(read, normalised=False)
     if found["routed_scaling_factor"] != 1.0:
         raise read.metadata.wrong(read.key("expert_weights_scale"), "1")
     return {**_experts(read), "norm_topk_prob": found["norm_topk_prob"]}
@@ -163,7 +160,7 @@ def _deepseek2(read: Reader) -> dict[str, Any]:
     if not read.metadata.integer(read.key("expert_count"), 0, minimum=0):
         return _latent(read)
     sigmoid = _gating(read, 1) == _SIGMOID
-    found = {**_latent(read), **_experts(read), **_weights(read, normalised=False)}
+    found = {**_latent(read), **_experts(read), **weights_of_experts(read, normalised=False)}
     if sigmoid:
         return {**found, "model_type": "deepseek_v3", "scoring_func": "sigmoid"}
     limited = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
@@ -179,9 +176,9 @@ def _minicpm3(read: Reader) -> dict[str, Any]:
 def sigmoid(read: Reader) -> dict[str, Any]:
     read.no_window()
     _leading(read)
-    _only(read, _SIGMOID)
+    only_sigmoid(read)
     normed = {"use_qk_norm": read.has("attn_q_norm.weight")}
-    return {**_experts(read), **_weights(read, normalised=True), **normed, "sliding_window": None}
+    return {**_experts(read), **weights_of_experts(read, normalised=True), **normed, "sliding_window": None}
 
 
 def _ernie(read: Reader) -> dict[str, Any]:
@@ -199,7 +196,7 @@ def _gpt_oss(read: Reader) -> dict[str, Any]:
 def _llama4(read: Reader) -> dict[str, Any]:
     """Chunks have 8192 tokens unless the file has none; intermediate_size is an expert's."""
     _leading(read)
-    _only(read, _SIGMOID)
+    only_sigmoid(read)
     plain = read.metadata.has(read.key("attention.sliding_window")) and not read.window()
     found = _experts(read)
     return {
@@ -213,7 +210,7 @@ def _llama4(read: Reader) -> dict[str, Any]:
 
 def _minimax(read: Reader) -> dict[str, Any]:
     read.no_window()
-    _only(read, _SIGMOID)
+    only_sigmoid(read)
     return {**_experts(read), "intermediate_size": _inner(read)}
 
 
@@ -230,7 +227,6 @@ MIXTURES: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "ernie4_5-moe": _ernie,
     "glm4moe": sigmoid,
     "gpt-oss": _gpt_oss,
-    "granitemoe": _granite,
     "llama4": _llama4,
     "minicpm3": _minicpm3,
     "minimax-m2": _minimax,

@@ -9,8 +9,10 @@ from llmc.models.sources.gguf.architecture import Architecture
 from llmc.models.sources.gguf.delta_net import DELTA_NETS
 from llmc.models.sources.gguf.encoder_fields import ENCODERS
 from llmc.models.sources.gguf.gemma4 import read_gemma4
+from llmc.models.sources.gguf.granite import GRANITES
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.mixture_fields import MIXTURES, mixtral, qwen3moe
+from llmc.models.sources.gguf.nemotron_h import NEMOTRONS
 from llmc.models.sources.gguf.reader import Reader, Shapes
 from llmc.models.sources.gguf.short_conv import SHORT_CONVS
 from llmc.models.sources.gguf.streams import read_streams
@@ -53,17 +55,6 @@ def _gemma3(read: Reader) -> dict[str, Any]:
         "query_pre_attn_scalar": read.head_scalar(_LARGEST_GEMMA_3),
         "rope_local_base_freq": read.number("rope.freq_base_swa", _LOCAL_THETA),
     }
-
-
-def granite(read: Reader) -> dict[str, Any]:
-    read.no_window()
-    names = {
-        "attention_multiplier": "attention.scale",
-        "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale",
-        "logits_scaling": "logit_scale",
-    }
-    return {**read.eps(), **{ours: read.number(theirs) for ours, theirs in names.items()}}
 
 
 def _starcoder2(read: Reader) -> dict[str, Any]:
@@ -175,7 +166,6 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     "gemma3": _gemma3,
     "gemma3n": read_streams,
     "gemma4": read_gemma4,
-    "granite": granite,
     "starcoder2": _starcoder2,
     "baichuan": _baichuan,
     "command-r": _cohere,
@@ -196,6 +186,8 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     **MIXTURES,
     **DELTA_NETS,
     **SHORT_CONVS,
+    **GRANITES,
+    **NEMOTRONS,
     **ENCODERS,
 }
 

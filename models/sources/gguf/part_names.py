@@ -76,10 +76,10 @@ def _feed_forward(layout: Layout) -> dict[str, str]:
     return dict(zip(names, layout.gate_up, strict=True))
 
 
-def expert_names(layout: Layout) -> dict[str, str]:
+def expert_names(layout: Layout, *, gated: bool) -> dict[str, str]:
     """Names of tensors of all experts of a layer, theirs → ours with {} for the expert's number."""
-    one = len(layout.expert_gate_up) == 1
-    theirs = ("ffn_gate_up_exps",) if one else ("ffn_gate_exps", "ffn_up_exps")
+    one = ("ffn_gate_up_exps",) if gated else ("ffn_up_exps",)
+    theirs = one if len(layout.expert_gate_up) == 1 else ("ffn_gate_exps", "ffn_up_exps")
     found = dict(zip((f"{name}.weight" for name in theirs), layout.expert_gate_up, strict=True))
     found["ffn_down_exps.weight"] = layout.expert_down
     found.update(zip((f"{name}.bias" for name in theirs), layout.expert_gate_up_bias, strict=False))

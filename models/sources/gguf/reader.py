@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmc.models.errors import ModelError
 from llmc.models.sources.gguf.architecture import Architecture
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.part_names import layers_with
@@ -58,6 +59,26 @@ class Reader:
         """Number of layers; those after the last do multi-token prediction."""
         count = self.integer("block_count")
         return count - self.metadata.integer(self.key("nextn_predict_layers"), 0, minimum=0, maximum=count - 1)
+
+    def of_layers(self, name: str) -> list[int]:
+        """Of each layer, 0 or a number that all others share: an array, or one number for all."""
+        key, every = self.key(name), self.integer("block_count")
+        array = self.metadata.array(key) if self.metadata.is_array(key) else None
+        found = [self.metadata.integer(key, minimum=0)] * every if array is None else array.integers()
+        if len(found) != every or len(set(found) - {0}) > 1 or min(found) < 0:
+            raise self.metadata.wrong(key, f"a list of {every} integers, each 0 or the same number")
+        return found[: self.layers()]
+
+    def check_layers(self, part: str, told: Sequence[int], what: str, name: str) -> None:
+        """Raises ModelError unless just the layers `told` have the tensor `part`. what: it is of. name: of the metadata
+        that tell so."""
+        found = {i for i in layers_with(part, iter(self.shapes)) if i < self.layers()}
+        if wrong := found ^ set(told):
+            one = min(wrong)
+            raise ModelError(
+                f"{self.metadata.origin}: layer {one} {'has' if one in found else 'lacks'} {what} ({part}), other than "
+                f"metadata {self.key(name)} says; convert the model again"
+            )
 
     def kinds(self, period: int, *, full_first: bool = False) -> list[str]:
         """Kind of attention per layer, if one in `period` layers has no window: the last of them, or the first."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llmc.models.errors import ModelError
 from llmc.models.families.layer_kinds import CONV, FULL
 from llmc.models.layout import Layout
 from llmc.models.short_conv_layout import ShortConvLayout
@@ -43,24 +42,13 @@ def _mixture(read: Reader) -> dict[str, Any]:
 
 def _layers(read: Reader) -> dict[str, Any]:
     """Layers with a convolution have no KV heads. Raises ModelError unless tensors agree."""
-    metadata, count, key = read.metadata, read.layers(), read.key("attention.head_count_kv")
-    heads = metadata.array(key)
-    if heads is None:
-        raise metadata.missing(key)
-    of_layers = heads.integers()
-    if len(of_layers) != count or len(set(of_layers) - {0}) != 1:
-        raise metadata.wrong(key, f"a list of {count} integers, each 0 or the same number")
-    told = tuple(i for i, number in enumerate(of_layers) if not number)
-    found = tuple(i for i in layers_with("shortconv.conv.weight", iter(read.shapes)) if i < count)
-    if found != told:
-        one = min(set(found) ^ set(told))
-        raise ModelError(
-            f"{metadata.origin}: layer {one} {'has' if one in found else 'lacks'} a convolution "
-            f"(shortconv.conv.weight), other than metadata {key} says; convert the model again"
-        )
+    heads = read.of_layers("attention.head_count_kv")
+    convolved = [i for i, number in enumerate(heads) if not number]
+    read.check_layers("shortconv.conv.weight", convolved, "a convolution", "attention.head_count_kv")
     return {
-        "num_key_value_heads": max(of_layers),
-        "layer_types": [CONV if i in found else FULL for i in range(count)],
+        # Without attention, any number.
+        "num_key_value_heads": max(heads) or 1,
+        "layer_types": [FULL if number else CONV for number in heads],
         "conv_L_cache": read.integer("shortconv.l_cache"),
         "conv_bias": bool(layers_with("shortconv.in_proj.bias", iter(read.shapes))),
     }

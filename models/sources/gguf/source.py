@@ -181,7 +181,8 @@ class GgufSource(ModelSource):
     def checkpoint(self) -> GgufCheckpoint:
         config = self.config()
         # Unrotated heads are ordered like fully rotated ones.
-        rows = HeadRows(config.head_dim, config.head_dim if config.rope.theta is None else config.rope.dim)
+        whole = config.rope.theta is None or self._architecture.whole_heads
+        rows = HeadRows(config.head_dim, config.head_dim if whole else config.rope.dim)
         values = activation_values(self._metadata, config)
         return GgufCheckpoint(self.path, self._of_model(config), self._architecture, rows, values)
 
