@@ -141,7 +141,8 @@ NAMES_LIKE_FAMILIES = {
     "runtime/server/reasoning.py": {"gemma4", "qwen3"},
     "runtime/server/tools/gemma4.py": {"gemma4"},
     "runtime/server/tools/mistral.py": {"mistral"},
-    "runtime/server/tools/registry.py": {"gemma4", "qwen", "mistral"},
+    "runtime/server/tools/pythonic.py": {"lfm2"},
+    "runtime/server/tools/registry.py": {"gemma4", "lfm2", "mistral", "qwen"},
 }
 """Texts that are a family's model_type, and also name something else."""
 

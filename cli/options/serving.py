@@ -46,7 +46,8 @@ SERVING = ConfigFlags(
     generation_config=Flag("Sampling defaults; auto: the model's; none: OpenAI's.", metavar="auto|none"),
     chat_template=Flag("Jinja chat template, instead of the model's.", metavar="FILE"),
     tool_call_parser=Flag(
-        "Format of the model's tool calls: auto, none, hermes, qwen, llama3_json, mistral, gemma4.",
+        "Format of the model's tool calls: auto, none, hermes, qwen, llama3_json, mistral, gemma4, lfm2, "
+        "pythonic, llama4_pythonic.",
         default="auto",
         metavar="NAME",
     ),

@@ -1,23 +1,18 @@
-"""Lark rules of arguments in Gemma 4's syntax, from the JSON schemas of tools.
-
-They accept what a schema accepts, or less: declared properties in the order of their names, in which the model's chat
-template shows them, and others only if none is declared.
-"""
+"""Lark rules of arguments in Gemma 4's syntax, with properties sorted by name, as in the model's chat template."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
-from urllib.parse import unquote
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
-from llmc.runtime.guided.constraint import MAX_NESTING, lark_text, schema_text
-from llmc.runtime.request_error import RequestError
+from llmc.runtime.guided.constraint import lark_text
 from llmc.runtime.text.tokenizer import Tokenizer
 
 from .definitions import Tool
 from .parser import marker_term
+from .schema_rules import Rules, Schemas, terminal, times, words
 
 # What a key may be without quotes; one that the model makes up is simpler.
 _BARE_KEY = re.compile(r'[^\s:}"<]([^:}<]*[^\s:}<])?')
@@ -30,328 +25,60 @@ NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/
 """
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Keywords that say nothing about a value.
-_NEUTRAL = _words(
-    "title description $comment default examples deprecated readOnly writeOnly $schema $id $anchor $defs definitions"
-    " type"
-)
-_NUMBERS = _words("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf")
-# Keywords by the kind of value that they apply to, and those of them that are enforced.
-_KEYWORDS: Mapping[str, frozenset[str]] = {
-    "string": _words("minLength maxLength pattern format contentEncoding contentMediaType"),
-    "number": _NUMBERS,
-    "array": _words("items prefixItems minItems maxItems uniqueItems contains minContains maxContains"),
-    "object": _words(
-        "properties required additionalProperties patternProperties propertyNames minProperties maxProperties"
-        " dependentRequired dependentSchemas unevaluatedProperties"
-    ),
-}
-_ENFORCED: Mapping[str, frozenset[str]] = {
-    "string": _words("minLength maxLength pattern"),
-    "number": _NUMBERS,
-    "array": _words("items minItems maxItems"),
-    "object": _words("properties required additionalProperties patternProperties"),
-}
-_SHAPES: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("properties", "patternProperties"), Mapping),
-    **dict.fromkeys(("required", "enum", "anyOf", "oneOf", "allOf"), list),
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), int),
-    **dict.fromkeys(("pattern", "$ref"), str),
-    "type": (str, list),
-}
-_TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
-
-
 def argument_rules(tools: Sequence[Tool], quote: str, tokenizer: Tokenizer) -> str:
     """A rule tool_0, tool_1, … for each tool, with its name and arguments. Raises RequestError."""
     rules = _Rules(quote, tokenizer)
     for index, tool in enumerate(tools):
-        rules.add(f"tool_{index}", f"{lark_text(tool.name)} {_Schemas(tool, rules).arguments()}")
+        rules.add(f"tool_{index}", f"{lark_text(tool.name)} {Schemas(tool, rules).arguments()}")
     return rules.text()
 
 
-class _Rules:
-    """Rules and terminals of a grammar; equal ones are shared."""
+class _Rules(Rules):
+    any_rules = _ANY_RULES
+    enforced: ClassVar[frozenset[str]] = words("minLength maxLength pattern")
+    true_false = '"true" | "false"'
+    null = '"null"'
+    comma = '","'
 
     def __init__(self, quote: str, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self._quote = marker_term(quote, tokenizer)
         self._special = tokenizer.special_token_id(quote) is not None
-        self._lines: list[str] = []
-        self._names: dict[str, str] = {}
-        self.add("text", self.string("/(.|\\n)*/"))
+        self.add("text", self._quoted("/(.|\\n)*/"))
         self.add("NEW_KEY", f"/{_NEW_KEY}/")
 
-    def add(self, name: str, body: str) -> None:
-        self._lines.append(f"{name}: {body}")
-
-    def named(self, body: str, *, terminal: bool = False, lazy: bool = False) -> str:
-        """The name of a rule with that body."""
-        if body not in self._names:
-            name = f"{'T' if terminal else 'r'}{len(self._lines)}"
-            self._names[body] = name
-            self.add(name + ("[lazy]" if lazy else ""), body)
-        return self._names[body]
-
-    def reserve(self) -> str:
-        """A name for a rule that is added later."""
-        self._lines.append("")
-        return f"d{len(self._lines)}"
-
-    def string(self, content: str) -> str:
+    def _quoted(self, content: str) -> str:
         """A quoted string; content: an expression of terminals."""
         if self._special:
             return f"{self._quote} {self.named(content, terminal=True)} {self._quote}"
         return f"{self._quote} {self.named(f'({content}) {self._quote}', lazy=True)}"
 
+    def string(self, schema: Mapping[str, Any], place: str, least: int, most: int | None, *, strict: bool) -> str:
+        if "pattern" not in schema:
+            return "text" if not least and most is None else self._quoted(f"/(.|\\n){times(least, most)}/")
+        pattern = terminal(schema["pattern"])
+        return self._quoted(pattern if not least and most is None else f"{pattern} & /(.|\\n){times(least, most)}/")
+
     def literal(self, value: Any) -> str:
-        """A value as the model writes it."""
         if isinstance(value, str):
             return f"{self._quote} {lark_text(value)} {self._quote}" if value else f"{self._quote} {self._quote}"
         if isinstance(value, Mapping):
-            members = [f'{self.key(key)} ":" {self.literal(value[key])}' for key in sorted(value, key=str.lower)]
+            members = [f"{self.key(key, call=False)} {self.literal(value[key])}" for key in self.ordered(value)]
             return f'"{{" {_joined(members)} "}}"'
         if isinstance(value, list):
             return f'"[" {_joined([self.literal(item) for item in value])} "]"'
         return lark_text(json.dumps(value))
 
-    def key(self, name: str) -> str:
-        return lark_text(name) if _BARE_KEY.fullmatch(name) else self.literal(name)
+    def key(self, name: str, *, call: bool) -> str:
+        return (lark_text(name) if _BARE_KEY.fullmatch(name) else self.literal(name)) + ' ":"'
 
-    def text(self) -> str:
-        return _ANY_RULES + "\n".join(filter(None, self._lines))
+    def new_key(self, pattern: str | None, *, call: bool) -> str:
+        name = "NEW_KEY" if pattern is None else self.named(terminal(pattern, f"/{_NEW_KEY}/ & "), terminal=True)
+        return f'{name} ":"'
 
-
-class _Schemas:
-    """The schemas of one tool. Keywords that cannot be enforced are refused if it is strict, else ignored."""
-
-    def __init__(self, tool: Tool, rules: _Rules) -> None:
-        self._tool, self._rules = tool, rules
-        self._root: dict[str, Any] = json.loads(tool.parameters)
-        self._targets: dict[str, str] = {}
-
-    def arguments(self) -> str:
-        """The term of the tool's arguments. Raises RequestError."""
-        return self._value(self._root, "#")
-
-    def _fail(self, place: str, why: str) -> RequestError:
-        return RequestError(f"tool {self._tool.name}: the JSON schema is not supported at {place}: {why}")
-
-    def _unenforced(self, place: str, keyword: str) -> None:
-        if self._tool.strict:
-            why = f"{keyword} cannot be enforced in this model's format of calls: remove it, or set strict to false"
-            raise self._fail(place, why)
-
-    def _check(self, schema: Mapping[str, Any], place: str) -> None:
-        """The kinds of what its keywords say."""
-        for keyword, shape in _SHAPES.items():
-            if keyword in schema and not isinstance(schema[keyword], shape):
-                raise self._fail(f"{place}/{keyword}", "the value is of the wrong type")
-        for keyword in ("required", "type"):
-            if not all(isinstance(name, str) for name in schema.get(keyword, ())):
-                raise self._fail(f"{place}/{keyword}", "not all of it is text")
-
-    def _value(self, schema: Any, place: str) -> str:
-        """The term of a value."""
-        if place.count("/") > MAX_NESTING:
-            raise self._fail(place, "it is nested too deep, or refers to itself")
-        if schema is True:
-            return "any"
-        if not isinstance(schema, Mapping):
-            raise self._fail(place, "no value satisfies it")
-        self._check(schema, place)
-        if "$ref" in schema:
-            for keyword in schema.keys() - _NEUTRAL - {"$ref"}:
-                self._unenforced(place, keyword)
-            return self._ref(schema["$ref"], place)
-        if "const" in schema or "enum" in schema:
-            return self._one_of_values(schema, place)
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in schema:
-                rest = {key: value for key, value in schema.items() if key != keyword}
-                options = [
-                    self._value(self._merged(rest, option, f"{place}/{keyword}/{index}"), f"{place}/{keyword}/{index}")
-                    for index, option in enumerate(schema[keyword])
-                    if option is not False
-                ]
-                return self._choice(options, place)
-        if "allOf" in schema:
-            merged: Any = {key: value for key, value in schema.items() if key != "allOf"}
-            for index, part in enumerate(schema["allOf"]):
-                merged = self._merged(merged, self._resolved(part, place), f"{place}/allOf/{index}")
-            return self._value(merged, f"{place}/allOf")
-        types = schema.get("type", _implied_types(schema))
-        if types is None:
-            for keyword in schema.keys() - _NEUTRAL:
-                self._unenforced(place, keyword)
-            return "any"
-        return self._choice(
-            [self._typed(schema, each, place) for each in ([types] if isinstance(types, str) else types)], place
-        )
-
-    def _choice(self, options: Sequence[str], place: str) -> str:
-        if not options:
-            raise self._fail(place, "no value satisfies it")
-        return options[0] if len(options) == 1 else self._rules.named(" | ".join(dict.fromkeys(options)))
-
-    def _one_of_values(self, schema: Mapping[str, Any], place: str) -> str:
-        for keyword in schema.keys() - _NEUTRAL - {"const", "enum"}:
-            self._unenforced(place, keyword)
-        types = schema.get("type", _TYPES)
-        values = [schema["const"]] if "const" in schema else schema["enum"]
-        fitting = [value for value in values if _has_type(value, (types,) if isinstance(types, str) else types)]
-        return self._choice([self._rules.literal(value) for value in fitting], place)
-
-    def _typed(self, schema: Mapping[str, Any], kind: Any, place: str) -> str:
-        """The term of a value of one type."""
-        group = "number" if kind == "integer" else kind
-        elsewhere = frozenset[str]().union(*(words for name, words in _KEYWORDS.items() if name != group))
-        for keyword in sorted(schema.keys() - _NEUTRAL - _ENFORCED.get(group, frozenset()) - elsewhere):
-            self._unenforced(place, keyword)
-        if kind == "string":
-            return self._string(schema, place)
-        if group == "number":
-            bounds = {key: value for key, value in schema.items() if key in _NUMBERS}
-            return "%json " + schema_text(place, {"type": kind, **bounds}, strict=self._tool.strict)
-        if kind == "array":
-            return self._list(schema, place)
-        if kind == "object":
-            return self._object(schema, place)
-        if kind not in _TYPES:
-            raise self._fail(place, f"the type {kind!r} is unknown")
-        return self._rules.named('"true" | "false"') if kind == "boolean" else '"null"'
-
-    def _string(self, schema: Mapping[str, Any], place: str) -> str:
-        least, most = self._bounds(schema, "minLength", "maxLength", place)
-        if "pattern" not in schema:
-            return "text" if not least and most is None else self._rules.string(f"/(.|\\n){_times(least, most)}/")
-        pattern = _terminal(schema["pattern"])
-        return self._rules.string(
-            pattern if not least and most is None else f"{pattern} & /(.|\\n){_times(least, most)}/"
-        )
-
-    def _list(self, schema: Mapping[str, Any], place: str) -> str:
-        least, most = self._bounds(schema, "minItems", "maxItems", place)
-        if most == 0 or schema.get("items") is False:
-            if least:
-                raise self._fail(place, "no value satisfies it")
-            return '"[" "]"'
-        item = self._value(schema.get("items", True), f"{place}/items")
-        more = f'("," {item}){_times(max(least - 1, 0), None if most is None else most - 1)}'
-        filled = f"{item} {more}"
-        return self._rules.named(f'"[" {filled if least else f"({filled})?"} "]"')
-
-    def _bounds(self, schema: Mapping[str, Any], low: str, high: str, place: str) -> tuple[int, int | None]:
-        least, most = schema.get(low, 0), schema.get(high)
-        if not isinstance(least, int) or not isinstance(most, int | None) or (most is not None and most < least):
-            raise self._fail(place, f"{low} and {high} allow no value")
-        return least, most
-
-    def _object(self, schema: Mapping[str, Any], place: str) -> str:
-        declared, required = schema.get("properties", {}), schema.get("required", [])
-        others, patterns = schema.get("additionalProperties", True), schema.get("patternProperties", {})
-        listed = {name: child for name, child in {**dict.fromkeys(required, others), **declared}.items()}
-        members = []
-        for name in sorted(listed, key=str.lower):
-            if listed[name] is False and name not in required:
-                continue
-            value = self._value(listed[name], f"{place}/properties/{name}")
-            members.append((f'{self._rules.key(name)} ":" {value}', name in required))
-        if members:
-            return self._members(members)
-        free = [(_terminal(pattern, f"/{_NEW_KEY}/ & "), child) for pattern, child in patterns.items()]
-        if others is not False:
-            free.append(("NEW_KEY", others))
-        terms = []
-        for key, child in free:
-            name = key if key == "NEW_KEY" else self._rules.named(key, terminal=True)
-            terms.append(f'{name} ":" {self._value(child, f"{place}/additionalProperties")}')
-        if not terms:
-            return '"{" "}"'
-        member = self._rules.named(" | ".join(terms))
-        return self._rules.named(f'"{{" ({member} ("," {member})*)? "}}"')
-
-    def _members(self, members: Sequence[tuple[str, bool]]) -> str:
-        """An object of members (term, required) in their order. From its end on: the rules of what may follow nothing,
-        and of what may follow another member."""
-        first, after = "", ""
-        for term, required in reversed(members):
-            alone = f"{term} {after}".strip()
-            behind = f'"," {term}' if required else f'("," {term})?'
-            first = self._rules.named(alone if required else f"{alone} | {first}" if first else f"({alone})?")
-            after = self._rules.named(f"{behind} {after}".strip())
-        return self._rules.named(f'"{{" {first} "}}"')
-
-    def _ref(self, pointer: Any, place: str) -> str:
-        if pointer not in self._targets:
-            self._targets[pointer] = name = self._rules.reserve()
-            self._rules.add(name, self._value(self._target(pointer, place), pointer))
-        return self._targets[pointer]
-
-    def _target(self, pointer: Any, place: str) -> Any:
-        found: Any = self._root
-        for part in str(pointer).split("/")[1:] if str(pointer).startswith("#") else ["", ""]:
-            name = unquote(part).replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, Mapping) else None
-        if found is None:
-            raise self._fail(place, f"it refers to {pointer!r}, which is not there")
-        return found
-
-    def _resolved(self, part: Any, place: str) -> Any:
-        return self._target(part["$ref"], place) if isinstance(part, Mapping) and part.keys() == {"$ref"} else part
-
-    def _merged(self, base: Mapping[str, Any], part: Any, place: str) -> Any:
-        """A schema for what satisfies both, as far as that can be said by keyword."""
-        if part is True:
-            return base
-        if not isinstance(part, Mapping):
-            return part
-        self._check(part, place)
-        merged = dict(base)
-        for key, value in part.items():
-            if key not in base or key in _NEUTRAL - {"type"} or base[key] == value:
-                merged[key] = value
-            elif key == "required":
-                merged[key] = list(dict.fromkeys([*base[key], *value]))
-            elif key == "properties":
-                merged[key] = {**base[key], **value}
-                for name in base[key].keys() & value.keys():
-                    if base[key][name] != value[name]:
-                        self._unenforced(place, f"the property {name!r}")
-            else:
-                self._unenforced(place, key)
-                merged[key] = value
-        return merged
+    def ordered(self, names: Iterable[str]) -> Sequence[str]:
+        return sorted(names, key=str.lower)
 
 
 def _joined(terms: Sequence[str]) -> str:
     return ' "," '.join(terms)
-
-
-def _times(least: int, most: int | None) -> str:
-    return f"{{{least},{'' if most is None else most}}}"
-
-
-def _terminal(pattern: str, and_: str = "") -> str:
-    """A terminal that satisfies a pattern of JSON Schema: a whole match of it, without the anchors around it."""
-    from llguidance import regex_to_lark
-
-    body = re.sub(r"(?<!\\)\$$", "", pattern.removeprefix("^"))
-    return f"{and_}/{regex_to_lark(f'(?:{body})', 'dw')}/"
-
-
-def _implied_types(schema: Mapping[str, Any]) -> Sequence[str] | None:
-    """The types that a schema without `type` has keywords for."""
-    return [kind for kind, words in _KEYWORDS.items() if schema.keys() & words] or None
-
-
-def _has_type(value: Any, types: Sequence[str]) -> bool:
-    if isinstance(value, bool):
-        return "boolean" in types
-    if isinstance(value, int | float):
-        return "number" in types or ("integer" in types and value == int(value))
-    kinds: list[tuple[type, str]] = [(str, "string"), (list, "array"), (dict, "object")]
-    return next((name for kind, name in kinds if isinstance(value, kind)), "null") in types

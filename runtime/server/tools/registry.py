@@ -14,6 +14,7 @@ from .hermes import HermesParser
 from .llama3_json import Llama3JsonParser
 from .mistral import MistralParser
 from .parser import ToolCallParser
+from .pythonic import Lfm2Parser, PythonicParser
 
 TOOL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "hermes": HermesParser,
@@ -21,19 +22,30 @@ TOOL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
     "gemma4": Gemma4Parser,
+    "lfm2": Lfm2Parser,
+    "pythonic": PythonicParser,
+    "llama4_pythonic": PythonicParser,
 }
-# Parser, what a chat template shows of its calls, and a token: a model without it was not trained to call tools.
-_SHOWN: tuple[tuple[type[ToolCallParser], re.Pattern[str], str], ...] = (
+# Parser, what a chat template shows of its calls, and tokens: a model without any was not trained to call tools.
+_SHOWN: tuple[tuple[type[ToolCallParser], re.Pattern[str], tuple[str, ...]], ...] = (
     # The object may be in a string of the template's own. Other formats have <tool_call>, too, but no JSON in it.
-    (HermesParser, re.compile(r"""<tool_call>(?:\\n|[\s"'{}+~-])*\\?"name\\?":"""), "<tool_call>"),
-    (MistralParser, re.compile(r"\[TOOL_CALLS\]"), "[TOOL_CALLS]"),
-    (Gemma4Parser, re.compile(r"<\|tool_call>call:"), "<|tool_call>"),
+    (HermesParser, re.compile(r"""<tool_call>(?:\\n|[\s"'{}+~-])*\\?"name\\?":"""), ("<tool_call>",)),
+    (MistralParser, re.compile(r"\[TOOL_CALLS\]"), ("[TOOL_CALLS]",)),
+    (Gemma4Parser, re.compile(r"<\|tool_call>call:"), ("<|tool_call>",)),
+    # Most templates of LFM2 show the list of tools alone.
+    (
+        Lfm2Parser,
+        re.compile(r"<\|tool_(call|list)_start\|>|List of tools: ?\["),
+        ("<|tool_call_start|>",),
+    ),
+    # As Meta words it, with names that are placeholders.
+    (PythonicParser, re.compile(r"\[func_name1\("), ("<|python_start|>", "<|python_tag|>")),
     # Templates also list what a function's parameters are, behind its description: in a call they follow the name. The
     # braces are the template's own.
     (
         Llama3JsonParser,
         re.compile(r"""\{\\?"name\\?":(?:(?!"\w+\\?":)[^{}]|\}\}|\{\{){0,200}"parameters\\?":"""),
-        "<|python_tag|>",
+        ("<|python_tag|>",),
     ),
 )
 
@@ -66,5 +78,5 @@ def choose_parsers(tool: str | None, reasoning: str | None, tokenizer: Tokenizer
 def _shown_parser(tokenizer: Tokenizer) -> type[ToolCallParser] | None:
     """The parser of the calls in the model's chat template; None if it shows none that is known."""
     text = tokenizer.chat_template_text
-    shown = next(((parser, token) for parser, pattern, token in _SHOWN if pattern.search(text)), None)
-    return None if shown is None or tokenizer.token_id(shown[1]) is None else shown[0]
+    shown = next(((parser, tokens) for parser, pattern, tokens in _SHOWN if pattern.search(text)), None)
+    return shown[0] if shown is not None and any(tokenizer.token_id(token) is not None for token in shown[1]) else None

@@ -359,6 +359,9 @@ FORMAT = """{{- 'Respond in the format {"name": function name, "parameters": dic
 SCHEMA_ONLY = """{{- '"parameters": ' }}{{ '{"name": "' + f.name + '", "description": "", "parameters": ' }}"""
 THINKS = "{{ '<think>\\n\\n</think>' }}"
 CALLS = "{{- '<|tool_call>call:' + function['name'] + '{' -}}"
+LFM2 = """{%- set s = s + "List of tools: <|tool_list_start|>[" %}"""
+LFM2_5 = """{%- set ns.system = ns.system + "List of tools: [" -%}"""
+LLAMA_4 = """{{- "in the format of [func_name1(params_name1=params_value1...), func_name2(params)]\\n" }}"""
 CHANNEL = "{{- '<|channel>thought\\n<channel|>' -}}"
 
 
@@ -382,6 +385,12 @@ CHANNEL = "{{- '<|channel>thought\\n<channel|>' -}}"
         (CALLS + CHANNEL, ["<|tool_call>", "<channel|>"], "gemma4", "gemma4"),
         (CALLS + CHANNEL, ["<channel|>"], None, "gemma4"),
         (CALLS, ["<|tool_call>", "<channel|>"], "gemma4", None),
+        (LFM2, ["<|tool_call_start|>"], "lfm2", None),
+        (LFM2_5 + THINKS, ["<|tool_call_start|>", "</think>"], "lfm2", "qwen3"),
+        (LFM2_5, ["<|tool_list_start|>"], None, None),
+        (LLAMA_4 + BARE, ["<|python_start|>"], "pythonic", None),
+        (LLAMA_4 + BARE, ["<|python_tag|>"], "pythonic", None),
+        (LLAMA_4, [], None, None),
         ("{{ '<|channel|>analysis' }}", ["<|channel|>", "<channel|>"], None, None),
         (None, ["<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "</think>"], None, None),
     ],
@@ -406,5 +415,5 @@ def test_parsers_by_name(tmp_path: Path) -> None:
 
 
 def test_every_parser_has_a_name_of_its_own() -> None:
-    assert {parser.name for parser in TOOL_PARSERS.values()} == {*PARSERS, "gemma4"}
+    assert {parser.name for parser in TOOL_PARSERS.values()} == {*PARSERS, "gemma4", "lfm2", "pythonic"}
     assert all(issubclass(parser, ToolCallParser) and parser.markers for parser in TOOL_PARSERS.values())
