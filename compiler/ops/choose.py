@@ -164,12 +164,6 @@ def _reference(spec: KernelSpec) -> Any:
     return k.function()
 
 
-def _gpu(spec: KernelSpec) -> Any:
-    from llmc.compiler.targets.gpu.kernels.choice import choose_experts
-
-    return choose_experts(spec)
-
-
 def _cpu(spec: KernelSpec, target: Any) -> Any:
     from llmc.compiler.targets.cpu.kernels import builder as b
 
@@ -193,5 +187,5 @@ CHOOSE_EXPERTS = OpDef(
     {"choice": Argument(2, F32), "scores": Argument(2, F32), SCALES: Argument(1, F32)},
     lambda call: ((call.shapes["choice"][0], 2 * call.values["top_k"]), I32[0]),
     _kernels,
-    templates={"reference": _reference, "cpu": _cpu, "gpu": _gpu},
+    templates={"reference": _reference, "cpu": _cpu},
 )

@@ -11,6 +11,7 @@ from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.targets.gpu.kernels.adapters import adapter_expand, adapter_shrink
 from llmc.compiler.targets.gpu.kernels.attention import paged_attention
 from llmc.compiler.targets.gpu.kernels.attention_merge import merge_attention
+from llmc.compiler.targets.gpu.kernels.choice import choose_experts
 from llmc.compiler.targets.gpu.kernels.expert_order import expert_order
 from llmc.compiler.targets.gpu.kernels.fused import fused
 from llmc.compiler.targets.gpu.kernels.groups import Groups
@@ -44,6 +45,7 @@ KIND = "gpu"
 KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "linear": linear,
     "linear_quant": linear,
+    "choose_experts": choose_experts,
     "expert_linear": expert_linear,
     "expert_linear_quant": expert_linear,
     "rms_norm": rms_norm,
