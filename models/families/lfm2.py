@@ -78,7 +78,10 @@ def _inner_size(fields: Fields) -> int:
     factor = fields.number("block_ffn_dim_multiplier", 1.0)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return size
-    return -(-int(factor * int(2 * size / 3)) // multiple) * multiple
+    adjusted = int(2 * size / 3)
+    if fields.mentions("block_ffn_dim_multiplier") and not fields.has("block_ffn_dim_multiplier"):
+        return adjusted  # transformers rounds up to the multiple only where a factor is stated
+    return -(-int(factor * adjusted) // multiple) * multiple
 
 
 def _config(fields: Fields, generation: Fields, **choices: Any) -> ModelConfig:

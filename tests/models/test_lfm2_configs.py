@@ -53,6 +53,17 @@ def test_the_width_of_blocks(size: int, multiple: int, factor: float, adjusted: 
     assert config_of({**EXPERTS, **given}).intermediate_size == size
 
 
+@pytest.mark.parametrize("adjusted", [True, False])
+def test_a_null_is_no_multiplier(adjusted: bool) -> None:
+    """Nor is the width rounded up then, as in the reference, whose config class takes no null."""
+    config = Lfm2Config(hidden_size=8, intermediate_size=101, block_auto_adjust_ff_dim=adjusted)
+    object.__setattr__(config, "block_ffn_dim_multiplier", None)
+    with torch.device("meta"):
+        wanted = Lfm2MLP(config).w1.out_features
+    given = {"intermediate_size": 101, "block_auto_adjust_ff_dim": adjusted, "block_ffn_dim_multiplier": None}
+    assert config_of({**SIZES, **given}).intermediate_size == wanted == (67 if adjusted else 101)
+
+
 def test_the_first_layers_of_a_mixture_are_plain() -> None:
     for count, layers in ((0, (0, 1, 2, 3)), (3, (3,))):
         experts = config_of({**EXPERTS, "num_dense_layers": count}).experts
