@@ -51,6 +51,15 @@ def test_kv_heads_and_rotated_elements_are_those_of_transformers() -> None:
     assert plain.rope == stated.rope
 
 
+@pytest.mark.parametrize("case", ["bamba", "granitemoehybrid"])
+def test_a_convolution_without_a_bias(case: str) -> None:
+    """A null is no bias, and no field is one, as in transformers."""
+    for stated, has_bias in (({}, True), ({"mamba_conv_bias": None}, False), ({"mamba_conv_bias": False}, False)):
+        mamba = read(case, **stated).mamba
+        assert mamba is not None
+        assert mamba.conv_bias is has_bias
+
+
 def test_a_model_without_mixers_or_experts() -> None:
     with pytest.raises(ModelError, match="no layer has a mixer or attention"):
         read("nemotron_h", layers_block_type=["mlp", "mlp"])
