@@ -50,7 +50,7 @@ def graphs(state: CompileState, folder: Path) -> None:
 def _listed(commands: CommandList) -> str:
     lines = [f"arena of {commands.arena_bytes} bytes"]
     for number, command in enumerate(commands.commands):
-        layer = "" if command.layer < 0 else f" layer {command.layer}"
+        layer = "" if command.layer < 0 else f" KV layer {command.layer}"
         lines.append(f"{number:4d} {command.spec.symbol()}{layer}: {', '.join(map(_operand, command.operands))}")
     return "\n".join(lines) + "\n"
 

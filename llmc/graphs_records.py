@@ -213,7 +213,7 @@ class OperandRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Command:
-    """One call on operands[first_operand : first_operand + num_operands]. layer -1: none.
+    """One call on operands[first_operand : first_operand + num_operands]. layer: of the KV cache; -1 for none.
 
     kernel: index of a kernel; from COLLECTIVE on, COLLECTIVE plus the index of a collective.
     """

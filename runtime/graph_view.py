@@ -15,6 +15,7 @@ _GATHER = FAMILIES.index("gather")
 _ATTENTION = FAMILIES.index("attention")
 _ROPE = FAMILIES.index("rope")
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
+_KV_SCALES = ".kv_scales"
 _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention"))
 # Kernels of latent attention with float32 rows where others of their family have packed activations.
 _PLAIN_ROWS = ("head_linear", "latent_attention")
@@ -49,7 +50,7 @@ class BufferView:
 
 @dataclass(frozen=True)
 class CommandView:
-    """One kernel call. op: the kernel template's name. layer: -1 for none.
+    """One kernel call. op: the kernel template's name. layer: of the model; -1 for none.
 
     name: unique in the graph: the module whose weight it reads, as in `layers.0.mlp.down`, or layer and op.
     """
@@ -192,29 +193,47 @@ def commands_of(tables: Tables, graph: Graph) -> list[CommandView]:
     ]
 
 
+def layer_of(weight: str) -> int:
+    """The model's layer of a weight, by its name; -1 for none, and for scales of the KV cache, which are named by its
+    own layer numbers."""
+    found = _IN_LAYER.match(weight.removeprefix(RANK_0))
+    return int(found[1]) if found and not weight.endswith(_KV_SCALES) else -1
+
+
 def _module(command: CommandView) -> str:
-    """The module whose weight a command reads; empty if none. Tables such as rope's serve every layer and do not
-    count."""
-    if command.layer >= 0 and not any(b.name.startswith(f"layers.{command.layer}.") for b in command.buffers):
-        return ""
-    return next((b.name.rpartition(".")[0] for b in command.buffers if b.kind == "weight"), "")
+    """The module whose weight a command reads; empty if none. Where it accesses the KV cache, only weights of a layer
+    count: tables such as rope's serve every layer."""
+    names = (b.name for b in command.buffers if b.kind == "weight")
+    name = next((name for name in names if command.layer < 0 or layer_of(name) >= 0), "")
+    return name.rpartition(".")[0]
 
 
-def _layer(command: CommandView) -> int:
-    """graphs.bin states the layer of KV cache accesses; other commands belong to the layer of their weights."""
-    found = _IN_LAYER.match(_module(command))
-    return int(found[1]) if found and command.layer < 0 else command.layer
+def _layers(views: list[CommandView]) -> list[int]:
+    """The model's layer of each command; -1 for none.
 
-
-def _named(views: list[CommandView]) -> list[CommandView]:
-    """Adds each command's layer and name. A command without weights, between two of a layer, belongs to that layer."""
-    layers = [_layer(command) for command in views]
+    It is that of the weights. graphs.bin has numbers of the KV cache's layers, which other layers may share, or of
+    which a layer may have two. So a command that accesses the cache is of the layer of the weights before it; the
+    number serves where none of them names a layer.
+    """
+    layers, last = [], -1
+    for command in views:
+        layer = layer_of(_module(command))
+        last = layer if layer >= 0 else last
+        if layer < 0 <= command.layer:
+            layer = last if last >= 0 else command.layer
+        layers.append(layer)
+    # A command without weights, between two of a layer, belongs to that layer.
     for i, layer in enumerate(layers[1:-1], 1):
         if layer < 0 and not _module(views[i]) and layers[i - 1] == layers[i + 1]:
             layers[i] = layers[i - 1]
+    return layers
+
+
+def _named(views: list[CommandView]) -> list[CommandView]:
+    """Adds each command's layer and name."""
     seen: dict[str, int] = {}
     named = []
-    for command, layer in zip(views, layers, strict=True):
+    for command, layer in zip(views, _layers(views), strict=True):
         name = _module(command) or (f"layers.{layer}.{command.op}" if layer >= 0 else command.op)
         seen[name] = seen.get(name, 0) + 1
         unique = name if seen[name] == 1 else f"{name}.{seen[name] - 1}"

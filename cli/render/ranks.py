@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmc.graphs_records import Graph, Tables, kv_block_bytes
+from llmc.runtime.graph_view import layer_of
 from llmc.units import format_bytes
 
 
@@ -56,12 +57,14 @@ def ranks_data(tables: Tables) -> dict[str, Any] | None:
 
 
 def _stage(tables: Tables, stage: int) -> dict[str, Any]:
-    record, weights, ranks = tables.stages[stage], tables.weights_of(0), tables.num_ranks // tables.num_stages
+    record, ranks, known = tables.stages[stage], tables.num_ranks // tables.num_stages, tables.weights_of(0)
+    weights = [known[index] for index in tables.weights_read(stage)]
+    layers = {layer_of(weight.name) for weight in weights} - {-1}
     return {
         "ranks": list(range(stage * ranks, (stage + 1) * ranks)),
-        "first_layer": record.first_layer,
-        "layers": record.num_layers,
-        "weight_bytes": sum(weights[index].bytes for index in tables.weights_read(stage)),
+        "first_layer": min(layers),
+        "layers": len(layers),
+        "weight_bytes": sum(weight.bytes for weight in weights),
         "kv_block_bytes": kv_block_bytes(tables.model, tables.kv_layers, (record,)),
     }
 

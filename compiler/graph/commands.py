@@ -39,7 +39,7 @@ class Site:
 
     @property
     def layer(self) -> int:
-        """The layer whose KV pool the op accesses; −1 for none."""
+        """The layer of the KV cache that the op accesses; −1 for none."""
         return int(self.attributes.get("layer", -1))
 
 
@@ -62,7 +62,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Command:
-    """One kernel call. barrier: all threads wait for each other after it."""
+    """One kernel call. layer: of the KV cache; −1 for none. barrier: all threads wait for each other after it."""
 
     spec: KernelSpec
     operands: tuple[Operand, ...]

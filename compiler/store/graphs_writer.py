@@ -56,7 +56,7 @@ class CommandRecord(NamedTuple):
     """One kernel call.
 
     barrier: all threads wait for each other after it.
-    layer: −1 for none.
+    layer: of the KV cache; −1 for none.
     kernel: index of a kernel, or COLLECTIVE + index of a collective.
     """
 

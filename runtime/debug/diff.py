@@ -127,7 +127,7 @@ def _label(value: Value) -> tuple[str, str, tuple[int, ...]]:
 
 def _tensor_name(value: Value) -> str:
     """A tensor's name, equal for all kernels that may compute it."""
-    return f"layers.{value.layer}" if value.layer >= 0 else value.name
+    return f"layers.{value.layer}" if value.cached else value.name
 
 
 def _aligned(graphs: tuple[str, str], a: list[Value], b: list[Value]) -> Diff:

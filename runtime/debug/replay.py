@@ -14,6 +14,7 @@ from llmc.graphs_records import Command, Graph
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
 from llmc.runtime.debug.values import Floats, ValueLayout, written_values
+from llmc.runtime.graph_view import commands_of
 from llmc.runtime.graphs_file import read_graphs
 
 _DECODE = PHASES.index("decode")
@@ -27,8 +28,8 @@ class DebugError(ValueError):
 class Value:
     """A tensor that a command wrote.
 
-    command: its index. op: of its kernel. name: of the first weight it read, else the op. layer: whose cache it
-    accesses; −1 for none. array: float32 [rows, …].
+    command: its index. op: of its kernel. name: of the first weight it read, else the op. layer: of the model; −1 for
+    none. cached: whether the command accesses the KV cache. array: float32 [rows, …].
     """
 
     command: int
@@ -36,6 +37,7 @@ class Value:
     kernel: str
     name: str
     layer: int
+    cached: bool
     array: Floats
 
 
@@ -98,20 +100,22 @@ class CommandReplay:
             query_start=[0, count],
             sample_index=[count - 1],
         )
+        layers = [view.layer for view in commands_of(self._tables, graph)]
         for index, command in enumerate(self._tables.commands_of(graph)):
             self._replayer.run_command(index)
             op, parameters = self._kernels[command.kernel]
             for value in written_values(op, parameters, graph):
-                yield self._value(index, command, op, value, count)
+                yield self._value(index, command, layers[index], op, value, count)
 
-    def _value(self, index: int, command: Command, op: str, value: ValueLayout, count: int) -> Value:
+    def _value(self, index: int, command: Command, layer: int, op: str, value: ValueLayout, count: int) -> Value:
         kernel = self._tables.name_of(command)
         operands = list(self._tables.operands_of(command))
         weights = [o.index for o in operands if OPERAND_KINDS[o.kind] == "weight"]
         name = self._tables.weights[weights[0]].name.removesuffix(".weight") if weights else kernel.rpartition("_")[0]
-        if command.layer >= 0:
-            name = f"layers.{command.layer}.{op}"
+        cached = command.layer >= 0
+        if cached:
+            name = f"layers.{layer}.{op}"
         place = value.operand % len(operands)
         data = self._replayer.read_operand(index, place, operands[place].bytes)
         array = value.read(data, 1 if value.on_samples else count)
-        return Value(index, op, kernel, name, command.layer, array)
+        return Value(index, op, kernel, name, layer, cached, array)

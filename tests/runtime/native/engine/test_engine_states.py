@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from llmc.models.sources.registry import open_source
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
 from llmc.runtime.binding.hand_over import HandedText
+from llmc.runtime.debug.replay import CommandReplay
+from llmc.runtime.graph_view import commands_of
+from llmc.runtime.graphs_file import read_graphs
 
 from support.artifacts import made_once
 from support.company import check_company
@@ -56,6 +60,23 @@ def test_greedy_ids_are_those_of_transformers(made: Path, artifact: Artifact) ->
             for prompt, (output,) in zip(prompts, outputs, strict=True):
                 assert_greedy(made / "model", prompt, output.ids)
         assert engine.stats.prefix_hit_tokens > 0
+
+
+def test_commands_are_shown_with_layers_of_the_model(made: Path) -> None:
+    """Not with those of the KV cache, of which a layer may have none, or two."""
+    tables, config = read_graphs(made / "out"), open_source(made / "model").config()
+    for graph in tables.graphs:
+        shown = [
+            (view.layer, int(buffer.name.split(".")[0].removeprefix(f"{buffer.kind}_")))
+            for view in commands_of(tables, graph)
+            for buffer in view.buffers
+            if buffer.kind in ("k_pool", "v_pool")
+        ]
+        assert {kv_layer for _, kv_layer in shown} == set(range(config.num_kv_layers))
+        assert all(layer == config.cached_layers[kv_layer] for layer, kv_layer in shown)
+    replay = CommandReplay(made / "out", 3)
+    _, values = replay.step([3, 4, 5])
+    assert {value.layer for value in values if value.cached} == set(config.cached_layers)
 
 
 def test_another_engine_takes_them_over(artifact: Artifact) -> None:
