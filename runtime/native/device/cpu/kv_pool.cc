@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace llmc {
 namespace {
@@ -13,15 +14,15 @@ constexpr uint64_t kMaxBytes = 1ull << 62;  // of a pool
 
 Status KvPool::Allocate(const Artifact& artifact, uint32_t stage, uint32_t num_blocks, KvPool* out) {
   const StageRecord layers = artifact.layers_of(stage);
-  out->num_blocks_ = num_blocks;
-  out->first_layer_ = layers.first_layer;
-  out->parts_.clear();
+  KvPool pool;
+  pool.num_blocks_ = num_blocks;
+  pool.first_layer_ = layers.first_layer;
   uint64_t end = 0;
   for (uint32_t i = 0; i < layers.num_layers; ++i) {
     const KvLayerRecord layer = artifact.kv_layer(layers.first_layer + i);
     for (const uint64_t block_bytes : {layer.key_block_bytes, layer.value_block_bytes}) {
       uint64_t bytes = 0;
-      out->parts_.push_back({end, block_bytes});
+      pool.parts_.push_back({end, block_bytes});
       if (__builtin_mul_overflow(block_bytes, uint64_t{num_blocks}, &bytes) || bytes > kMaxBytes - end) {
         return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "a KV pool of " + std::to_string(num_blocks) +
                                                          " blocks overflows 64 bits; ask for fewer blocks");
@@ -29,7 +30,9 @@ Status KvPool::Allocate(const Artifact& artifact, uint32_t stage, uint32_t num_b
       end += RoundUp(bytes, kAlignment);
     }
   }
-  return Pages::Allocate(end, "KV pool", &out->pages_);
+  LLMC_RETURN_IF_ERROR(Pages::Allocate(end, "KV pool", &pool.pages_));
+  *out = std::move(pool);
+  return Status::Ok();
 }
 
 void KvPool::Touch(uint64_t num_blocks) {

@@ -12,7 +12,7 @@ namespace llmc {
 class KvPool {
  public:
   KvPool() = default;
-  // num_blocks: including the dummy block. stage: whose layers the pool is for.
+  // num_blocks: including the dummy block. stage: whose layers the pool is for. A failure leaves *out as it was.
   static Status Allocate(const Artifact& artifact, uint32_t stage, uint32_t num_blocks, KvPool* out);
 
   uint32_t num_blocks() const { return num_blocks_; }

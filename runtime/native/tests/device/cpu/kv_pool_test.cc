@@ -120,18 +120,26 @@ void TestArtifact(int uneven_stages, const std::vector<uint64_t>& block_bytes) {
   RemoveArtifact();
 }
 
-// One layer alone is more than can be counted, behind one that is not.
+// One layer alone is more than can be counted, behind one that is not. A pool stays what it was.
 void TestOverflow() {
+  std::shared_ptr<const Artifact> artifact;
+  KvPool pool;
   Tables tables = MakeArtifact(8, 0, 1);
+  CHECK(Artifact::Open(g_dir, &artifact).ok());
+  CHECK(KvPool::Allocate(*artifact, 0, kBlocks, &pool).ok());
+  const char* pages = pool.pages().data();
+  const char* values = pool.values(1);
   for (size_t at : {tables.offset[2] + 80, tables.offset[13] + 16}) Put(&tables.file, at, uint64_t{1} << 51);
   FixCrc(&tables.file);
   Write("graphs.bin", tables.file);
-  std::shared_ptr<const Artifact> artifact;
   CHECK(Artifact::Open(g_dir, &artifact).ok());
   for (uint32_t blocks : {1u << 11, 1u << 13, UINT32_MAX}) {
-    KvPool pool;
-    const llmc::Status status = KvPool::Allocate(*artifact, 0, blocks, &pool);
-    CHECK(status.code == LLMC_ERR_OUT_OF_MEMORY && pool.pages().data() == nullptr);
+    KvPool unmade;
+    for (KvPool* one : {&unmade, &pool}) {
+      CHECK_EQ(KvPool::Allocate(*artifact, 0, blocks, one).code, LLMC_ERR_OUT_OF_MEMORY);
+    }
+    CHECK(unmade.pages().data() == nullptr && unmade.num_blocks() == 0);
+    CHECK(pool.pages().data() == pages && pool.num_blocks() == kBlocks && pool.values(1) == values);
   }
   RemoveArtifact();
 }
