@@ -9,6 +9,7 @@ from typing import Literal
 from llmc.models.delta_net import DeltaNet
 from llmc.models.mamba import Mamba2
 from llmc.models.multipliers import Multipliers
+from llmc.models.pooled import Pooled, Task
 from llmc.models.short_conv import ShortConv
 
 Norm = Literal["rms", "layer"]
@@ -17,7 +18,6 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu",
 Residual = Literal["pre", "parallel", "sandwich", "post", "sums", "normed"]
 States = Literal["none", "left", "taken"]
 Scores = Literal["softmax", "sigmoid", "mixer"]
-Pooling = Literal["first", "mean", "last"]
 
 
 @dataclass(frozen=True)
@@ -228,52 +228,6 @@ class Streams:
     input_vocab: int
     cutoffs: tuple[float | None, ...]
     scaled: bool = True
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer over a pooled row.
-
-    size: rows of its matrix. activation: of its result; None for none. norm: whether a norm follows. token_ids: the
-    rows of the output projection that form its matrix; empty if it has its own. source: its name in the checkpoint; ""
-    for that of the family's layout.
-    """
-
-    size: int
-    bias: bool = False
-    activation: Literal["tanh", "gelu", "relu"] | None = None
-    norm: bool = False
-    token_ids: tuple[int, ...] = ()
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """The pooling of a model that returns a vector per text instead of logits.
-
-    It takes the first or last row of the last layer, or the mean of all, then applies the layers of `dense`.
-    normalised: whether vectors are scaled to length 1.
-    """
-
-    pooling: Pooling
-    dense: tuple[Dense, ...] = ()
-    normalised: bool = False
-
-
-@dataclass(frozen=True)
-class Task:
-    """The use of a pooled model's rows.
-
-    activation: turns a row's numbers into scores; None if they are scores already. labels: names of the numbers, for
-    "classify". template: for "rank", the text of a query and a document, with {instruction}, {query} and {document};
-    None for the tokenizer's own pair. longest_text: tokens of a text that the model's authors read, if they say so.
-    """
-
-    name: Literal["embed", "rank", "classify"]
-    activation: Literal["sigmoid", "softmax"] | None = None
-    labels: tuple[str, ...] = ()
-    template: str | None = None
-    longest_text: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.models.config import Experts, ModelConfig, Pooled, Rope
+from llmc.models.config import Experts, ModelConfig, Rope
 from llmc.models.delta_layout import DELTA_LAYOUT, DeltaLayout, delta_targets
 from llmc.models.delta_net import DeltaNet
 from llmc.models.latent_layout import latent_targets
 from llmc.models.mamba import Mamba2
 from llmc.models.mamba_layout import MAMBA_LAYOUT, MambaLayout, mamba_targets
+from llmc.models.pooled import Pooled
 from llmc.models.short_conv import ShortConv
 from llmc.models.short_conv_layout import SHORT_CONV_LAYOUT, ShortConvLayout, short_conv_targets
 from llmc.models.weight_map import Rows, Source, Target, WeightMap

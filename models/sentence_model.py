@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from llmc.models.brief import brief
-from llmc.models.config import Dense, Pooling
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file, read_file
+from llmc.models.pooled import Dense, Pooling
 
 MODULES = "modules.json"
 _SETTINGS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")

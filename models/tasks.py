@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from llmc.models.brief import brief
-from llmc.models.config import Dense, ModelConfig, Pooled, Pooling, Task
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family, Vectors
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
+from llmc.models.pooled import Dense, Pooled, Pooling, Task
 from llmc.models.sentence_model import MODULES, SentenceModel, read_json, read_sentence_model
 from llmc.task_names import POOLINGS, TASKS
 

@@ -9,7 +9,8 @@ from llmc.models import ops
 from llmc.models.activations import activated
 from llmc.models.blocks.layers import Block, Linear
 from llmc.models.blocks.norms import result_norm
-from llmc.models.config import Dense, ModelConfig
+from llmc.models.config import ModelConfig
+from llmc.models.pooled import Dense
 
 _LEAST_LENGTH = 1e-12
 """Lower bound of a vector's length when normalising, as in torch."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from llmc.models.config import ModelConfig, Pooled, Pooling
+from llmc.models.config import ModelConfig
 from llmc.models.fields import Fields
 from llmc.models.layout import LLAMA_LAYOUT
+from llmc.models.pooled import Pooled, Pooling
 from llmc.models.weight_map import Shape, WeightMap
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Vectors:
     classifier: the architecture in config.json of a checkpoint that scores texts. head: its layers after the decoder,
     given the number of labels.
     typed_pairs: the second text of a pair has another token type, if the model has several.
-    rank_tokens, rank_template: of a model that ranks by the likelier of two tokens, the better last; see `config.Task`.
+    rank_tokens, rank_template: of a model that ranks by the likelier of two tokens, the better last; see `pooled.Task`.
     """
 
     pooling: Pooling

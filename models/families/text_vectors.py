@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypedDict
 
-from llmc.models.config import Dense, ModelConfig, Pooled
+from llmc.models.config import ModelConfig
 from llmc.models.families.family import Vectors
 from llmc.models.fields import Fields
 from llmc.models.layout import LLAMA_LAYOUT
+from llmc.models.pooled import Dense, Pooled
 from llmc.models.weight_map import WeightMap
 
 _LAYOUT = replace(LLAMA_LAYOUT, dense=("score",))

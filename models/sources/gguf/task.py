@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llmc.models.brief import brief
-from llmc.models.config import Dense, ModelConfig, Pooled, Pooling, Task
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
+from llmc.models.pooled import Dense, Pooled, Pooling, Task
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.tasks import with_pooling
 from llmc.task_names import TASKS

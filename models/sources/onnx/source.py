@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from llmc.models.brief import brief
-from llmc.models.config import ModelConfig, Pooled, Rope, Task
+from llmc.models.config import ModelConfig, Rope
 from llmc.models.convert import DTYPES
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
+from llmc.models.pooled import Pooled, Task
 from llmc.models.rope_fields import read_rope
 from llmc.models.sentence_model import MODULES, SENTENCE_FILES, SentenceModel, read_sentence_model
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
