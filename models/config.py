@@ -29,7 +29,7 @@ class RopeScaling:
     attention_factor, mscale, mscale_all_dim: scale of cos and sin, resolved in `rope.py`. frequency_factors: divisors
     of the frequencies; in longrope for texts within the original context. long_factors: for longer ones. head_dim: in
     proportional, the elements of a head. Its frequencies are the first of a whole head's, and rotated elements are
-    pairs half a head apart; ours come first in a head (`layout.rotated_first`).
+    pairs half a head apart; ours come first in a head (`row_orders.rotated_first`).
     """
 
     rope_type: str

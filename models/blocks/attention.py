@@ -164,7 +164,7 @@ class Attention(Block):
         return torch.cat((self._normed(q, self.q_norm.weight), self._normed(k, self.k_norm.weight), v), dim=-1)
 
     def _in_order(self, keys: Tensor) -> Tensor:
-        """float32 [T, Hkv hd]: undoes `layout.rotated_first`."""
+        """float32 [T, Hkv hd]: undoes `row_orders.rotated_first`."""
         if not self.moved_pairs:
             return keys
         heads, pairs, half = keys.view(keys.shape[0], -1, self.head_dim), self.moved_pairs, self.head_dim // 2

@@ -7,7 +7,8 @@ from llmc.models.config import NO_ROPE, Alibi, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, by_group, without
+from llmc.models.layout import Layout, without
+from llmc.models.row_orders import by_group
 from llmc.models.standard import standard_config
 
 _LAYOUT = Layout(

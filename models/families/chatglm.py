@@ -8,8 +8,9 @@ from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, by_group
+from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope
+from llmc.models.row_orders import by_group
 from llmc.models.standard import head_sizes, standard_config
 from llmc.models.weight_map import WeightMap
 

@@ -8,7 +8,8 @@ from llmc.models.alibi import paper_slopes
 from llmc.models.config import NO_ROPE, Alibi, ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, by_group
+from llmc.models.layout import Layout
+from llmc.models.row_orders import by_group
 from llmc.models.standard import read_activation, standard_config
 from llmc.models.weight_map import WeightMap
 

@@ -13,8 +13,9 @@ from llmc.models.families.delta_net import read_delta_net
 from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_experts, sparse_layers, stacked
 from llmc.models.fields import Fields
-from llmc.models.layout import Layout, heads_to_rows
+from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope
+from llmc.models.row_orders import heads_to_rows
 from llmc.models.standard import standard_config
 from llmc.models.weight_map import Rows
 
