@@ -6,6 +6,7 @@ from typing import Any
 
 from support.falcon_h1_families import OF_FALCON_H1
 from support.gemma_families import OF_GEMMA
+from support.latent_families import OF_LATENT
 from support.lfm2_families import OF_LFM2
 from support.mamba_families import OF_MAMBA
 from support.qwen_families import OF_QWEN
@@ -17,44 +18,6 @@ LONG = {
     "short_factor": [1.0 + i / 10 for i in range(10)],
     "long_factor": [2.0 + i / 3 for i in range(10)],
 }
-LONG_OF_4 = {**LONG, "short_factor": [1.0, 1.2, 1.5, 2.0], "long_factor": [1.1, 1.4, 2.5, 4.0]}
-MINICPM3 = {
-    "num_key_value_heads": 3,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "scale_emb": 3,
-    "scale_depth": 1.4,
-    "dim_model_base": 20,
-}
-LATENT = {
-    "num_key_value_heads": 3,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 40,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-}
-
-
-def latent_yarn(mscale: float, mscale_all_dim: float, beta_fast: float = 32.0) -> dict[str, Any]:
-    """DeepSeek's."""
-    return {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-        "beta_fast": beta_fast,
-        "beta_slow": 1.0,
-        "mscale": mscale,
-        "mscale_all_dim": mscale_all_dim,
-    }
-
-
 EXAONE_WINDOWS = {"sliding_window": 7, "sliding_window_pattern": 3}
 
 YARN = {
@@ -67,7 +30,6 @@ YARN = {
 }
 GROWING = {**YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
            "llama_4_scaling_beta": 0.3, "max_position_embeddings": 64}  # fmt: skip
-LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 MROPE = {"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 3, 3]}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
@@ -119,44 +81,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek": ("deepseek", {}),
     "deepseek-normalised": ("deepseek", {"norm_topk_prob": True, "num_key_value_heads": 1}),
-    "deepseek_v2": (
-        "deepseek_v2",
-        {
-            **LATENT,
-            "q_lora_rank": 24,
-            "topk_method": "group_limited_greedy",
-            "n_group": 4,
-            "topk_group": 2,
-            "routed_scaling_factor": 1.7,
-        },
-    ),
-    "deepseek_v2-lite": (
-        "deepseek_v2",
-        {**LATENT, "q_lora_rank": None, "v_head_dim": 14, "rope_parameters": latent_yarn(0.707, 0.707)},
-    ),
-    "deepseek_v3": (
-        "deepseek_v3",
-        {
-            **LATENT,
-            "q_lora_rank": 24,
-            "n_group": 2,
-            "topk_group": 1,
-            "attention_bias": True,
-            "rope_parameters": latent_yarn(1.0, 0.5),
-        },
-    ),
-    "deepseek_v3-halves": (
-        "deepseek_v3",
-        {
-            **LATENT,
-            "q_lora_rank": None,
-            "n_group": 4,
-            "topk_group": 3,
-            "first_k_dense_replace": 0,
-            "rope_interleave": False,
-            "tie_word_embeddings": True,
-        },
-    ),
     "deepseek_vl": ("deepseek_vl", {}),
     "dots1": (
         "dots1",
@@ -241,16 +165,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
         },
     ),
-    "glm4_moe_lite": (
-        "glm4_moe_lite",
-        {
-            **{name: value for name, value in LATENT.items() if name != "first_k_dense_replace"},
-            "q_lora_rank": 24,
-            "n_group": 2,
-            "topk_group": 1,
-            "mlp_layer_types": ["sparse", "dense", "sparse"],
-        },
-    ),
     "gpt2": ("gpt2", {"tie_word_embeddings": True}),
     "gpt2-inner": ("gpt2", {"n_inner": 100, "scale_attn_weights": False}),
     "gptj": ("gptj", {"rotary_dim": 8, "n_inner": 100}),
@@ -330,14 +244,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "internvl": ("internvl", {}),
     "jais2": ("jais2", {}),
     "janus": ("janus", {}),
-    "kimi_k2": (
-        "kimi_k2",
-        {**LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "rope_parameters": latent_yarn(1.0, 1.0, 1.0)},
-    ),
-    "kimi_k25": (
-        "kimi_k25",
-        {**LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1, "rope_parameters": latent_yarn(1.0, 1.0, 1.0)},
-    ),
+    **OF_LATENT,
     **OF_LFM2,
     "llama": ("llama", {}),
     "llama4": (
@@ -397,25 +304,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("mimo", {}),
     "minicpm": ("minicpm", {}),
     "minicpm-tied": ("minicpm", {"tie_word_embeddings": True}),
-    "minicpm3": (
-        "minicpm3",
-        {
-            **MINICPM3,
-            "q_lora_rank": 24,
-            "tie_word_embeddings": True,
-            "rope_parameters": {**LONG_OF_4, "original_max_position_embeddings": 128},
-        },
-    ),
-    "minicpm3-long": (
-        "minicpm3",
-        {
-            **MINICPM3,
-            "q_lora_rank": None,
-            "v_head_dim": 14,
-            "attention_bias": True,
-            "rope_parameters": {**LONG_OF_4, "original_max_position_embeddings": 16},
-        },
-    ),
     "minimax": (
         "minimax",
         {
@@ -560,13 +448,4 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "voxtral": ("voxtral", {}),
     "xverse": ("xverse", {}),
-    "youtu": (
-        "youtu",
-        {
-            **{name: LATENT[name] for name in ("num_key_value_heads", *LATENT_SIZES)},
-            "q_lora_rank": 24,
-            "tie_word_embeddings": True,
-            "pad_token_id": None,  # whose row transformers zeroes when it loads a model
-        },
-    ),
 }
