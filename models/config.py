@@ -435,8 +435,9 @@ class ModelConfig:
     def cached_state(self, kv_layer: int) -> DeltaNet | ShortConv | Mamba2 | None:
         """What has its states in a layer of the KV cache; None for keys and values."""
         layer = self.cached_layers[kv_layer]
-        beside = self.mixer_beside(layer)
-        return self.recurrent(layer) if beside is None else beside if kv_layer == self.state_layer(layer) else None
+        if (beside := self.mixer_beside(layer)) is None:
+            return self.recurrent(layer)
+        return beside if kv_layer == self.state_layer(layer) else None
 
     def makes_kv(self, layer: int) -> bool:
         """Whether a layer writes keys and values."""
