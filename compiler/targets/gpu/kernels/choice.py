@@ -75,5 +75,4 @@ def choose_experts(spec: KernelSpec) -> tirx.PrimFunc:
                 store,
                 (lambda e: k.raw(SCALES, e)) if scales else None,
             )
-            sync()  # before the next row's keys
     return k.function()

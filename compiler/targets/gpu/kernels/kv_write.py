@@ -25,11 +25,14 @@ _Number = Callable[[Expr, Expr], Expr]
 class _Writer:
     """Writes a position's part of a pool from numbers that the items have."""
 
-    def __init__(self, k: Frame) -> None:
-        self._k, self._widest = k, Fold(k, largest)
+    def __init__(self, k: Frame, pool: Pool) -> None:
+        """pool: of those that are written, which have one dtype."""
+        self._k, self._widest = k, None if pool.largest is None else Fold(k, largest)
 
-    def widest(self, strip: Strip, number: _Number) -> Expr:
-        """The largest magnitude. Every item of the group calls it."""
+    def widest(self, strip: Strip, number: _Number) -> Expr | None:
+        """The largest magnitude; None if the pool has floats. Every item of the group calls it."""
+        if self._widest is None:
+            return None
         found = Cell(T.float32(0.0))
         with strip.each() as (place, i):
             magnitude = let(T.abs(number(place, i)), "float32")
@@ -47,7 +50,7 @@ class _Writer:
         stated: Expr | None = None,
         part: tuple[int, int] = (0, 0),
     ) -> None:
-        """at: KV block, head, position in the block. widest: None if the pool has floats. part: (number, first element)
+        """at: KV block, head, position in the block. widest: what `widest` gives. part: (number, first element)
         of the position's part."""
         k, (which, first) = self._k, part
         row = let(pool.row(*at) + first)
@@ -66,7 +69,6 @@ def _rotated(k: Frame, angle: Expr, half: int, i: Expr, own: Expr, other: Expr) 
     """Element i of a rotated vector. other: the element of the other half with which it is rotated."""
     turn = let(T.Select(i < half, i, i - half))
     cos, sin = k.raw("cos_sin", angle + turn), k.raw("cos_sin", angle + half + turn)
-    # As if both were computed: either is finite if the other one is.
     return T.Select(i < half, own * cos - other * sin, own * cos + other * sin)
 
 
@@ -95,7 +97,7 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
         inputs |= {"slot_mapping": "i32", "k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype}
     with Frame(spec.symbol(), {**inputs, "out": "f32"}) as k:
         strip, squares_of = Strip(k, head_dim), Fold(k, add) if norm_first or norm_rotated else None
-        writer = _Writer(k) if kv_heads else None
+        writer = _Writer(k, keys) if kv_heads else None
         with calling(k).share_groups(let(k.scalar(NUM_TOKENS) * all_heads)) as unit:
             token, head = let(T.truncdiv(unit, all_heads)), let(T.truncmod(unit, all_heads))
             source, angle = let(unit * head_dim), let(k.raw("positions", token) * rotary)
@@ -138,7 +140,7 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
             if writer is not None:
                 slot = let(k.raw("slot_mapping", token))
                 kv_block, offset = let(T.truncdiv(slot, block)), let(T.truncmod(slot, block))
-                widest = writer.widest(strip, number) if keys.largest is not None else None
+                widest = writer.widest(strip, number)
                 for pool, first in ((keys, heads), (values, heads + kv_heads)):
                     own = let(head - first)
                     with when(T.And(own >= 0, own < kv_heads)):
@@ -155,7 +157,7 @@ def latent_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
     keys = key_pool(str(p["kv_dtype"]), 1, width, block, int(p["key_scales"]))
     inputs = {"q": "f32", "kv": "f32", "norm": "f32", "cos_sin": "f32", "positions": "i32", "slot_mapping": "i32"}
     with Frame(spec.symbol(), {**inputs, "k_pool": keys.buffer_dtype, "out": "f32"}) as k:
-        latent, turning, squares_of, writer = Strip(k, rank), Strip(k, rotary), Fold(k, add), _Writer(k)
+        latent, turning, squares_of, writer = Strip(k, rank), Strip(k, rotary), Fold(k, add), _Writer(k, keys)
         with calling(k).share_groups(let(k.scalar(NUM_TOKENS) * (heads + 1))) as unit:
             token, head = let(T.truncdiv(unit, heads + 1)), let(T.truncmod(unit, heads + 1))
             angle, source = let(k.raw("positions", token) * rotary), let(token * width)
@@ -186,7 +188,7 @@ def latent_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
             at = let(T.truncdiv(slot, block)), T.int32(0), let(T.truncmod(slot, block))
             for which, (strip, found, first) in enumerate(((latent, normed, 0), (turning, turned, rank))):
                 number = _numbers(found)
-                widest = None if keys.largest is None else writer.widest(strip, number)
+                widest = writer.widest(strip, number)
                 with when(head == heads):
                     writer.write(keys, at, strip, number, widest, None, (which, first))
     return k.function()

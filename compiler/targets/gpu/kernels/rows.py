@@ -82,7 +82,8 @@ class _Int8Row:
         self._size = width if group_size < 0 else group_size
         self._rows = Int8Rows(width, -(-width // self._size))
         self.strip = Strip(k, width, _WORD, self._rows.number_words)
-        self._largest, self._sum = Fold(k, largest), Fold(k, add, "int32")
+        self._largest = Fold(k, largest)
+        self._sum = Fold(k, add, "int32") if self._rows.groups == 1 else None
         shared = self._rows.groups > 1 and self._size % _WORD == 0 and self._rows.number_words <= _MOST_WORDS
         self._of_words = Shared(self._rows.number_words, "int32") if shared else None
 
@@ -110,7 +111,7 @@ class _Int8Row:
             if self._of_words is not None:
                 self._of_words[word] = added.get()
         sums = let(start + (rows.number_words + 1))
-        if rows.groups == 1:
+        if self._sum is not None:
             whole = self._sum(total.get())
             with when(item == 0):
                 k.put_raw("out", whole * self._factor, sums)
