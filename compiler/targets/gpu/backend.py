@@ -20,7 +20,7 @@ from llmc.compiler.targets.reference.rows_target import RowsTarget
 from llmc.tvm_import import import_tvm
 
 _HERE = Path(__file__).parent
-_STEPS = _HERE.parent / "tir_steps.py"
+_BESIDE = (_HERE.parent / "tir_steps.py", _HERE.parent / "coefficients.py")
 
 
 class GpuTarget(RowsTarget):
@@ -67,7 +67,7 @@ class GpuTarget(RowsTarget):
 
     def template_digest(self, spec: KernelSpec) -> str:
         brought = next((found for kind in self.template_kinds if (found := brought_sources(spec.op, kind))), ())
-        own = (*_HERE.glob("*.py"), *sorted((_HERE / "kernels").glob("*.py")), _STEPS)
+        own = (*_HERE.glob("*.py"), *sorted((_HERE / "kernels").glob("*.py")), *_BESIDE)
         return self.digest_of(own, brought, spec)
 
     def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:

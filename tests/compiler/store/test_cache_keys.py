@@ -235,11 +235,12 @@ import_tvm()
 package = "llmc.compiler.targets.cpu.kernels"
 found = {}
 for op, name in TEMPLATE_FILES.items():
-    for module in [module for module in sys.modules if module.startswith(package)]:
+    shared = "llmc.compiler.targets.coefficients"
+    for module in [module for module in sys.modules if module.startswith((package, shared))]:
         del sys.modules[module]
     importlib.import_module(f"{package}.{name}")
     importlib.import_module(f"{package}.codegen")
-    prefixes = (f"{package}.", "llmc.compiler.targets.elf.", "llmc.compiler.targets.tir_steps")
+    prefixes = (f"{package}.", "llmc.compiler.targets.elf.", "llmc.compiler.targets.tir_steps", shared)
     found[op] = [module.__file__ for name, module in sys.modules.items() if name.startswith(prefixes)]
 print(json.dumps(found))
 """
@@ -272,7 +273,7 @@ def test_how_tir_becomes_code_is_in_the_digest_of_every_target(
     edited.write_bytes(source.read_bytes() + b"# edited\n")
     for module in (sources, reference):
         monkeypatch.setattr(module, "CODE_SOURCES", tuple(edited if file == source else file for file in CODE_SOURCES))
-    monkeypatch.setattr(gpu, "_STEPS", edited)
+    monkeypatch.setattr(gpu, "_BESIDE", tuple(edited if file == source else file for file in gpu._BESIDE))
     after = digests()
     assert all(one != other for one, other in zip(before, after, strict=True))
 

@@ -15,6 +15,8 @@ from llmc.compiler.targets.elf import CODE_SOURCES
 KIND = "cpu"
 _FOLDER = Path(__file__).parent
 _PACKAGE = str(__package__)
+_COEFFICIENTS, _COEFFICIENTS_FILE = "llmc.compiler.targets.coefficients", str(_FOLDER.parents[1] / "coefficients.py")
+"""Shared with other targets."""
 
 TEMPLATE_FILES: dict[str, str] = {
     "embedding": "embedding",
@@ -88,6 +90,8 @@ def _imported(folder: Path, name: str) -> list[str]:
     """Files of `folder` that the file `name` imports from, with the `__init__` files of their packages."""
     files = []
     for node in ast.walk(ast.parse((folder / name).read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module == _COEFFICIENTS:
+            files.append(_COEFFICIENTS_FILE)
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{_PACKAGE}."):
             within = str(node.module).removeprefix(_PACKAGE).removeprefix(".")
             parts = within.split(".") if within else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.targets.coefficients import EXP
 from llmc.compiler.targets.reference.kernels.frame import Expr, let
 
 
@@ -14,8 +15,8 @@ def exp_negative(x: Expr) -> Expr:
     n = let(shifted - T.float32(12582912.0), "float32")
     r = let(t - n * T.float32(0.693359375), "float32")
     r = let(r - n * T.float32(-2.12194440e-4), "float32")
-    p = T.float32(1.9875691500e-4)
-    for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+    p = T.float32(EXP[0])
+    for term in EXP[1:]:
         p = let(p * r + T.float32(term), "float32")
     p = let(p * r * r + r + T.float32(1.0), "float32")
     scale = T.reinterpret("float32", (T.Cast("int32", n) + 127) * T.int32(1 << 23))

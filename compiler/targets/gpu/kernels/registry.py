@@ -12,6 +12,7 @@ from llmc.compiler.targets.gpu.kernels.adapters import adapter_expand, adapter_s
 from llmc.compiler.targets.gpu.kernels.attention import paged_attention
 from llmc.compiler.targets.gpu.kernels.attention_merge import merge_attention
 from llmc.compiler.targets.gpu.kernels.choice import choose_experts
+from llmc.compiler.targets.gpu.kernels.elementary import SINGLE
 from llmc.compiler.targets.gpu.kernels.expert_order import expert_order
 from llmc.compiler.targets.gpu.kernels.fused import fused
 from llmc.compiler.targets.gpu.kernels.groups import Groups
@@ -39,6 +40,7 @@ from llmc.compiler.targets.gpu.tensor_attention import tensor_attention as atten
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, shrinks_on_tensor_cores, tensor_layer
 from llmc.compiler.targets.gpu.wgmma import OFF
 from llmc.compiler.targets.reference.kernels.frame import called
+from llmc.compiler.targets.reference.kernels.functions import computed_by
 from llmc.compiler.targets.reference.kernels.registry import build_kernel as build_plain
 
 KIND = "gpu"
@@ -78,6 +80,11 @@ def build_kernel(spec: KernelSpec, *, tensor_cores: bool = False, wgmma: str = O
 
     tensor_cores: whether the target has them. wgmma: for which rows it is used (`wgmma.py`). Raises KernelSpecError.
     """
+    with computed_by(SINGLE):
+        return _build(spec, tensor_cores, wgmma)
+
+
+def _build(spec: KernelSpec, tensor_cores: bool, wgmma: str) -> Any:
     if tensor_cores and (layer := tensor_layer(spec)) is not None:
         with called(partial(Groups, ITEMS)):
             return tensor_linear(spec, layer, wgmma)

@@ -1,9 +1,12 @@
-"""Elementary functions of a float32, computed in float64 and rounded once."""
+"""Elementary functions of a float32, computed in float64 and rounded once; targets may have others (`computed_by`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as T
 
@@ -39,17 +42,17 @@ def _keep_nan(x: Expr, value: Expr) -> Expr:
     return let(T.Select(is_nan(x), x, value), "float32")
 
 
-def exp(x: Expr) -> Expr:
+def _exp(x: Expr) -> Expr:
     x = let(x, "float32")
     return _keep_nan(x, _narrow(_exp64(_wide(x))))
 
 
-def sigmoid(x: Expr) -> Expr:
+def _sigmoid(x: Expr) -> Expr:
     x = let(x, "float32")
     return _keep_nan(x, _narrow(T.float64(1.0) / (T.float64(1.0) + _exp64(-_wide(x)))))
 
 
-def tanh(x: Expr) -> Expr:
+def _tanh(x: Expr) -> Expr:
     x = let(x, "float32")
     power = _exp64(_wide(x) * T.float64(2.0))
     # For small x the quotient cancels; x − x³ / 3 is exact to float32 there.
@@ -59,7 +62,7 @@ def tanh(x: Expr) -> Expr:
     return _keep_nan(x, _narrow(T.Select(T.abs(wide) < T.float64(1e-3), small, large)))
 
 
-def log(x: Expr) -> Expr:
+def _log(x: Expr) -> Expr:
     """Natural logarithm: −inf at 0, NaN below 0."""
     x = let(x, "float32")
     wide = _wide(x)
@@ -84,7 +87,7 @@ def log(x: Expr) -> Expr:
     return _keep_nan(x, T.Select(x < T.float32(0.0), T.float32(float("nan")), value))
 
 
-def erf(x: Expr) -> Expr:
+def _erf(x: Expr) -> Expr:
     """The error function. Abramowitz and Stegun 7.1.28 is too coarse near 0, so its series is used there."""
     x = let(x, "float32")
     wide = let(T.min(T.abs(_wide(x)), T.float64(6.0)), "float64")
@@ -103,6 +106,56 @@ def erf(x: Expr) -> Expr:
     return _keep_nan(x, T.Select(x < T.float32(0.0), -value, value))
 
 
+@dataclass(frozen=True)
+class Elementary:
+    """The functions of which all others are made."""
+
+    exp: Callable[[Expr], Expr]
+    sigmoid: Callable[[Expr], Expr]
+    tanh: Callable[[Expr], Expr]
+    erf: Callable[[Expr], Expr]
+    log: Callable[[Expr], Expr]
+    gelu_tanh: Callable[[Expr], Expr]
+
+
+_COMPUTED: ContextVar[Elementary | None] = ContextVar("computed", default=None)
+
+
+@contextmanager
+def computed_by(functions: Elementary) -> Iterator[None]:
+    """Kernels built within this context compute these functions so."""
+    token = _COMPUTED.set(functions)
+    try:
+        yield
+    finally:
+        _COMPUTED.reset(token)
+
+
+def _now() -> Elementary:
+    return _COMPUTED.get() or _IN_FLOAT64
+
+
+def exp(x: Expr) -> Expr:
+    return _now().exp(x)
+
+
+def sigmoid(x: Expr) -> Expr:
+    return _now().sigmoid(x)
+
+
+def tanh(x: Expr) -> Expr:
+    return _now().tanh(x)
+
+
+def erf(x: Expr) -> Expr:
+    return _now().erf(x)
+
+
+def log(x: Expr) -> Expr:
+    """Natural logarithm: −inf at 0, NaN below 0."""
+    return _now().log(x)
+
+
 def sqrt(x: Expr) -> Expr:
     return T.sqrt(x)
 
@@ -110,9 +163,12 @@ def sqrt(x: Expr) -> Expr:
 def nearest(x: Expr) -> Expr:
     """Rounds to the nearest integer, ties to even."""
     x = let(x, "float32")
-    rounded = let(_wide(x) + T.float64(_ROUNDER), "float64")
-    value = _narrow(rounded - T.float64(_ROUNDER))
-    return let(T.Select(T.abs(x) < T.float32(1 << 23), value, x), "float32")
+    # Floats from 2²³ on are integers, and a sum below 2²⁴ is rounded to one.
+    magnitude = let(T.abs(x), "float32")
+    rounded = let(magnitude + T.float32(1 << 23), "float32")
+    value = let(rounded - T.float32(1 << 23), "float32")
+    signed = T.bitwise_or(T.reinterpret("int32", value), T.bitwise_and(T.reinterpret("int32", x), T.int32(-(1 << 31))))
+    return let(T.Select(magnitude < T.float32(1 << 23), T.reinterpret("float32", signed), x), "float32")
 
 
 def floor(x: Expr) -> Expr:
@@ -137,12 +193,17 @@ def gelu(x: Expr) -> Expr:
     return let(x * T.float32(0.5) * (T.float32(1.0) + erf(x * T.float32(math.sqrt(0.5)))), "float32")
 
 
-def gelu_tanh(x: Expr) -> Expr:
+def _gelu_tanh(x: Expr) -> Expr:
     """x · (1 + tanh(u)) / 2 = x · sigmoid(2 u), where u = √(2/π) · (x + 0.044715 x³)."""
     x = let(x, "float32")
     wide = let(_wide(x), "float64")
     twice = wide * (T.float64(1.0) + wide * wide * T.float64(0.044715)) * T.float64(2 * math.sqrt(2 / math.pi))
     return _keep_nan(x, _narrow(wide / (T.float64(1.0) + _exp64(-twice))))
+
+
+def gelu_tanh(x: Expr) -> Expr:
+    """x · (1 + tanh(u)) / 2, where u = √(2/π) · (x + 0.044715 x³)."""
+    return _now().gelu_tanh(x)
 
 
 def quick_gelu(x: Expr) -> Expr:
@@ -160,6 +221,7 @@ def relu2(x: Expr) -> Expr:
     return let(positive * positive, "float32")
 
 
+_IN_FLOAT64 = Elementary(_exp, _sigmoid, _tanh, _erf, _log, _gelu_tanh)
 ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
     "silu": silu,
     "gelu": gelu,

@@ -7,31 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmc.compiler.targets.coefficients import ERF, LOG, TANH
 from llmc.compiler.targets.cpu.kernels.ir.text import F32, FMA, I1, I32, block, define, number, splat
 from llmc.compiler.targets.cpu.kernels.ir.vector import fold
 
 _DECLARATIONS = "".join(f"declare {F32} @llvm.{name}.v16f32({F32})\n" for name in ("fabs", "floor", "ceil"))
 _DECLARATIONS += "".join(f"declare {F32} @llvm.{name}.v16f32({F32}, {F32})\n" for name in ("maximum", "minimum"))
 
-# Coefficients of odd numerators and even denominators, highest power first. They give tanh on [-8, 8] and erf on [-4,
-# 4] to a few units in the last place.
-_TANH = (
-    (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
-     6.37261928875436e-04, 4.89352455891786e-03),
-    (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
-)  # fmt: skip
-_TANH_FORM = ("tanh", 7.99881172180175781, 4e-4, _TANH)
-_ERF = (
-    (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
-     -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02),
-    (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
-     -1.42647390514189e-02),
-)  # fmt: skip
-_ERF_FORM = ("erf", 4.0, 0.0, _ERF)
-_LOG = (
-    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
-    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
-)  # fmt: skip
+_TANH_FORM = ("tanh", 7.99881172180175781, 4e-4, TANH)
+_ERF_FORM = ("erf", 4.0, 0.0, ERF)
 
 
 def _define(name: str, lines: Sequence[str], args: str = f"{F32} %v") -> str:
@@ -75,7 +59,7 @@ def _rational(name: str, limit: float, identity_below: float, forms: tuple[Seque
 
 def _log() -> str:
     """log(x): −inf at 0, NaN below 0, inf at inf; subnormal numbers count as 0."""
-    poly, value = _horner("p", "%m", _LOG)
+    poly, value = _horner("p", "%m", LOG)
     lines = [
         f"%bits = bitcast {F32} %v to {I32}",
         f"%field = lshr {I32} %bits, {splat(23)}",
