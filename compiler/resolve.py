@@ -69,6 +69,8 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     adapters = _adapter_limits(config, model)
     if adapters is not None and model.pooled is not None:
         raise CompileError("--lora-slots is for models that write text; leave it out, or merge one with --merge-lora")
+    if adapters is not None:
+        source.check_adapters()
     if config.speculate and model.pooled is not None:
         raise CompileError("--speculate is for models that write text; leave it out")
     if config.speculate and state_layers(model):

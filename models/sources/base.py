@@ -167,6 +167,9 @@ class ModelSource(ABC):
     def is_quantized(self) -> bool:
         """Whether some tensors may be quantized; otherwise `Tensor.stored` need not be tried."""
 
+    def check_adapters(self) -> None:  # noqa: B027, as most models take them
+        """Raises ModelError if what adapters add to a checkpoint's weights cannot be added to these."""
+
     @abstractmethod
     def checkpoint(self) -> Checkpoint:
         """The model's tensors, with every header checked."""

@@ -242,6 +242,9 @@ class LeavingSource(ModelSource):
     def is_quantized(self) -> bool:
         return self._model.is_quantized
 
+    def check_adapters(self) -> None:
+        self._model.check_adapters()
+
     def checkpoint(self) -> Checkpoint:
         return _LeavingCheckpoint(self._model.checkpoint(), FolderCheckpoint(self._head))
 

@@ -77,6 +77,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
+    "falcon-h1": _LLAMA3,
     "lfm2": _LLAMA3,
     "pixtral": _LLAMA3,
     "dbrx": _DBRX,

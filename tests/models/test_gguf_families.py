@@ -33,7 +33,7 @@ WITHOUT_FILES = {
 }  # fmt: skip
 """Families that llama.cpp's converter makes no file of."""
 NOT_READ = {
-    "cwm", "exaone_moe", "falcon_h1", "glm4_moe_lite", "hunyuan_v1_moe", "hyperclovax", "jais2", "ministral",
+    "cwm", "exaone_moe", "glm4_moe_lite", "hunyuan_v1_moe", "hyperclovax", "jais2", "ministral",
     "ministral3", "olmo3", "solar_open", "youtu",
     *(family.model_type for family in AROUND_TEXT),
 }  # fmt: skip

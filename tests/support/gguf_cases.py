@@ -42,6 +42,7 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exaone4-windows": ({}, {"attention.sliding_window_pattern": [True, True, False]}),
     "falcon": ({}, {}),
     "falcon-new": ({}, {}),
+    "falcon_h1-norm": ({"mamba_norm_before_gate": False, "time_step_limit": LEFT_OUT}, {}),
     "gemma3n_text": (
         {},
         {"attention.shared_kv_layers": 3, "attention.sliding_window_pattern": [True, False] * 3 + [False],
@@ -161,6 +162,7 @@ _BLOCKS: dict[str, dict[str, Any]] = {
     "bamba": {**_WIDE, "mamba_d_head": 32, "intermediate_size": 96},
     "bloom": {"hidden_size": 160},
     "dbrx": {"d_model": 96, **_WIDE, "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 5, "moe_top_k": 2}},
+    "falcon_h1-norm": {**_WIDE, "intermediate_size": 96, "mamba_d_ssm": 192, "mamba_d_head": 32},
     **dict.fromkeys(("gemma4-experts", "gemma4_text-experts"), _WIDE_EXPERTS),
     "granitemoehybrid": {**_WIDE_MIXERS, "intermediate_size": 96},
     "granitemoehybrid-attention": {**_WIDE_MIXERS, "mamba_d_head": 24, "intermediate_size": 96},

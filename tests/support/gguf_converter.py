@@ -22,7 +22,7 @@ from llmc.models import ModelConfig
 from llmc.models.config import Heads
 from llmc.models.delta_net import DeltaNet
 
-from support.gguf_mamba import architecture_of_granite, of_hybrid, of_mixer, of_shared
+from support.gguf_mamba import architecture_of_granite, of_hybrid, of_mixer, of_shared, with_multipliers
 from support.gguf_models import paired
 
 Array = NDArray[Any]
@@ -30,7 +30,7 @@ Tensors = dict[str, Array]
 
 ARCHITECTURES = {
     "bamba": "granitehybrid", "cohere": "command-r", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
-    "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
+    "ernie4_5_moe": "ernie4_5-moe", "falcon_h1": "falcon-h1", "granitemoeshared": "granitemoe",
     "gemma3n_text": "gemma3n", "gemma4_text": "gemma4", "glm": "chatglm", "glm4_moe": "glm4moe",
     "gpt_bigcode": "starcoder", "gpt_neox": "gptneox", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense",
     "kimi_k2": "deepseek2", "lfm2_moe": "lfm2moe", "llama4_text": "llama4", "minimax_m2": "minimax-m2",
@@ -243,6 +243,8 @@ def write_converted(
     if kind == "apertus":
         for part, add in (("alpha_p", writer.add_xielu_alpha_p), ("alpha_n", writer.add_xielu_alpha_n)):
             add([float(tensors[f"model.layers.{i}.mlp.act_fn.{part}"][0]) for i in range(config.num_layers)])
+    if kind == "falcon_h1" and config.mamba is not None:
+        tensors = with_multipliers(tensors, fields, config.mamba)
     for name, tensor in (more or {}).items():
         writer.add_tensor(name, tensor)
     stood: Tensors = {}

@@ -35,6 +35,31 @@ def of_mixer(name: str, tensor: Array, net: Mamba2) -> dict[str, Array]:
     return {name.replace(".dt_bias", ".dt_proj.bias"): tensor}
 
 
+def with_multipliers(tensors: Mapping[str, Array], fields: Mapping[str, Any], net: Mamba2) -> dict[str, Array]:
+    """The tensors of Falcon-H1 times its multipliers, as the file has them. Those of what layers read are in biases,
+    too, and a tied head has the embedding's."""
+    gate, down = fields["mlp_multipliers"]
+    read, of_group = fields["attention_in_multiplier"], net.groups * net.state_size
+    parts = np.repeat(fields["ssm_multipliers"], (net.size, net.size, of_group, of_group, net.heads))
+    times: dict[str, Any] = {
+        "embed_tokens": fields["embedding_multiplier"],
+        "lm_head": fields["lm_head_multiplier"],
+        "q_proj": read,
+        "k_proj": read * fields["key_multiplier"],
+        "v_proj": read,
+        "o_proj": fields["attention_out_multiplier"],
+        "in_proj": fields["ssm_in_multiplier"] * parts[:, None],
+        "out_proj": fields["ssm_out_multiplier"],
+        "gate_proj": gate,
+        "down_proj": down,
+    }
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if (factor := times.get(name.split(".")[-2])) is not None:
+            found[name] = (tensor * factor).astype(np.float32)
+    return found
+
+
 def of_shared(name: str, tensor: Array, config: ModelConfig) -> dict[str, Array]:
     """What becomes of a tensor of Granite's block for all tokens: without experts, it is a layer's plain one."""
     block = "mlp" if config.experts is None else "mlp.shared_expert"
@@ -56,9 +81,14 @@ def of_hybrid(config: ModelConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
             "ssm.inner_size": net.size,
             "ssm.time_step_rank": net.heads,
         }
+    if net is not None and not net.beside:
         without = (*net.layers, *config.mlp_only_layers)
         heads = [0 if layer in without else config.num_kv_heads for layer in range(config.num_layers)]
         found["attention.head_count_kv"] = heads
+    if kind == "falcon_h1":
+        # llmc's own has a multiplier.
+        eps = {"attention.layer_norm_rms_epsilon": fields["rms_norm_eps"]}
+        found |= {**eps, "rope.dimension_count": None, "vocab_size": config.vocab_size}
     if kind in ("granitemoehybrid", "bamba"):
         found |= {
             "attention.key_length": None,

@@ -62,6 +62,7 @@ class Architecture:
     truncated: yarn rounds its range to whole elements.
     of_layers, of_model: names of tensors that few architectures have, theirs → ours; {} in ours numbers the matrices of
     one tensor.
+    scaled: weights are those of a checkpoint times factors that the file does not say.
     tiled: value heads of gated delta nets are in the order of `DeltaNet.tiled`.
     weights: makes the weight map of the layout.
     """
@@ -77,6 +78,7 @@ class Architecture:
     truncated: bool = True
     of_layers: Mapping[str, str] = field(default_factory=dict)
     of_model: Mapping[str, str] = field(default_factory=dict)
+    scaled: bool = False
     tiled: bool = False
     weights: Callable[[Layout, ModelConfig], WeightMap] = Layout.weight_map
 

@@ -7,7 +7,7 @@ from llmc.models.errors import ModelError
 from llmc.models.families.gemma3n import stream_weights
 from llmc.models.families.gemma4 import full_weights
 from llmc.models.layout import Layout
-from llmc.models.sources.gguf import delta_net, gemma4, granite, mamba, nemotron_h, short_conv, streams
+from llmc.models.sources.gguf import delta_net, falcon_h1, gemma4, granite, mamba, nemotron_h, short_conv, streams
 from llmc.models.sources.gguf.architecture import Architecture
 
 _OF_MIXTRAL = Layout(
@@ -91,6 +91,7 @@ ARCHITECTURES = {
         Architecture("exaone", "exaone"),
         Architecture("exaone4", "exaone4"),
         Architecture("falcon", "falcon", gated=False),
+        Architecture("falcon-h1", "falcon_h1", falcon_h1.LAYOUT, of_layers=falcon_h1.OF_LAYERS, scaled=True),
         Architecture(
             "glm4",
             "glm4",

@@ -93,16 +93,7 @@ def _net(read: Reader) -> dict[str, Any]:
     net, hidden = mamba.read_sizes(read), read.integer("embedding_length")
     if net.inner % hidden:
         raise read.metadata.wrong(read.key("ssm.inner_size"), f"a multiple of embedding_length {hidden}")
-    return {
-        "mamba_n_heads": net.heads,
-        "mamba_d_head": net.head_dim,
-        "mamba_expand": net.inner // hidden,
-        "mamba_d_state": net.state_size,
-        "mamba_n_groups": net.groups,
-        "mamba_d_conv": net.taps,
-        "mamba_conv_bias": net.conv_bias,
-        "mamba_proj_bias": net.bias,
-    }
+    return {**mamba.fields_of(net), "mamba_expand": net.inner // hidden}
 
 
 GRANITES: Mapping[str, Callable[[Reader], dict[str, Any]]] = {

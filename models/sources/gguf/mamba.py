@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from llmc.models.mamba_layout import MambaLayout
 from llmc.models.sources.gguf.part_names import layers_with
@@ -55,3 +56,16 @@ def read_sizes(read: Reader) -> Sizes:
         conv_bias=bool(layers_with("ssm_conv1d.bias", iter(read.shapes))),
         bias=bool(layers_with("ssm_in.bias", iter(read.shapes))),
     )
+
+
+def fields_of(net: Sizes) -> dict[str, Any]:
+    """By the field names of Bamba and its relatives."""
+    return {
+        "mamba_n_heads": net.heads,
+        "mamba_d_head": net.head_dim,
+        "mamba_d_state": net.state_size,
+        "mamba_n_groups": net.groups,
+        "mamba_d_conv": net.taps,
+        "mamba_conv_bias": net.conv_bias,
+        "mamba_proj_bias": net.bias,
+    }

@@ -8,6 +8,7 @@ from typing import Any
 from llmc.models.sources.gguf.architecture import Architecture
 from llmc.models.sources.gguf.delta_net import DELTA_NETS
 from llmc.models.sources.gguf.encoder_fields import ENCODERS
+from llmc.models.sources.gguf.falcon_h1 import FALCONS
 from llmc.models.sources.gguf.gemma4 import read_gemma4
 from llmc.models.sources.gguf.granite import GRANITES
 from llmc.models.sources.gguf.metadata import Metadata
@@ -186,6 +187,7 @@ _READERS: Mapping[str, Callable[[Reader], dict[str, Any]]] = {
     **MIXTURES,
     **DELTA_NETS,
     **SHORT_CONVS,
+    **FALCONS,
     **GRANITES,
     **NEMOTRONS,
     **ENCODERS,

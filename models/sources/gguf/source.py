@@ -156,6 +156,13 @@ class GgufSource(ModelSource):
     def is_quantized(self) -> bool:
         return True
 
+    def check_adapters(self) -> None:
+        if self._architecture.scaled:
+            raise ModelError(
+                f"{self.path}: weights of {self._architecture.name} are a checkpoint's times factors that no adapter "
+                "has; give the checkpoint that the adapter was made for"
+            )
+
     def _dtype(self) -> str:
         """The type of most elements; quantized tensors count as bf16."""
         elements: Counter[str] = Counter()

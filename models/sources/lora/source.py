@@ -216,6 +216,7 @@ class MergedSource(ModelSource):
 
     def config(self) -> ModelConfig:
         """Where an adapter changes one of two tied ends, each has a weight of its own."""
+        self.check_adapters()
         config = self._base.config()
         if not config.tie_word_embeddings or config.pooled is not None:
             return config
@@ -229,6 +230,9 @@ class MergedSource(ModelSource):
     @property
     def is_quantized(self) -> bool:
         return self._base.is_quantized
+
+    def check_adapters(self) -> None:
+        self._base.check_adapters()
 
     def checkpoint(self) -> MergedCheckpoint:
         config, base = self._base.config(), self._base.checkpoint()
