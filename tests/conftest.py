@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -33,6 +34,10 @@ settings.load_profile("llmc")
 # Several workers share the cores, and the models are too small for a second thread of torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The collector is meant for programs of few objects: here it would look through those of ten thousand tests, of torch
+# and of TVM again and again, for up to half of the time of tests that make many.
+gc.set_threshold(50_000, 20, 50)
+
 # The files that take longest, the longest first: the worker that gets one last would be waited for.
 LONGEST = (
     "quant_kernels", "run_process", "readme", "base_install", "server_load", "example_model", "kernels_attention",
@@ -59,6 +64,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     file: Path | None = session.config.getoption("--verified")
     if file is not None:
         verified.record(session.items, file)
+    # What has been imported and collected stays until the end.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

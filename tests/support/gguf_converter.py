@@ -23,7 +23,7 @@ from llmc.models.config import Heads
 from llmc.models.delta_net import DeltaNet
 
 from support.gguf_mamba import architecture_of_granite, of_hybrid, of_mixer, of_shared, with_multipliers
-from support.gguf_models import paired
+from support.gguf_models import gguf_names, paired
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -236,8 +236,7 @@ def write_converted(
         tensors |= {name: tensor.astype(np.float32) for name, tensor in load_file(file).items()}
     kind = fields["model_type"]
     architecture = _architecture(config, kind)
-    arch = next(arch for arch, called in gguf.MODEL_ARCH_NAMES.items() if called == architecture)
-    names = gguf.get_tensor_name_map(arch, 64)
+    names = gguf_names(architecture)
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, _metadata(config, fields) | dict(given or {}), architecture)
     if kind == "apertus":

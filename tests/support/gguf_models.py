@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -74,10 +75,16 @@ _EXPERT = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.
 _PRECISE = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 
 
+@functools.cache
+def gguf_names(architecture: str) -> gguf.TensorNameMap:
+    """The gguf package's map of names, which takes long to make: it has those of every layer."""
+    kind = next(kind for kind, called in gguf.MODEL_ARCH_NAMES.items() if called == architecture)
+    return gguf.get_tensor_name_map(kind, 64)
+
+
 def gguf_name(name: str, architecture: str = "llama") -> str:
     """As the gguf package has it."""
-    kind = next(kind for kind, called in gguf.MODEL_ARCH_NAMES.items() if called == architecture)
-    found = gguf.get_tensor_name_map(kind, 64).get_name(name, try_suffixes=(".weight", ".bias"))
+    found = gguf_names(architecture).get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return str(found)
 
