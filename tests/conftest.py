@@ -40,11 +40,13 @@ gc.set_threshold(50_000, 20, 50)
 
 # The files that take longest, the longest first: the worker that gets one last would be waited for.
 LONGEST = (
-    "quant_kernels", "run_process", "readme", "base_install", "server_load", "example_model", "kernels_attention",
-    "families", "affine", "tuning", "device_conformance", "levels", "generic_kernels", "kernels", "quant_models",
-    "page_browser", "floats", "parity", "amx_kernels", "gguf_values", "report_pages", "server_fuzz", "cuda_target",
-    "experts", "kv_cache", "page", "server_process", "tensor_parallel", "hub", "router", "loadgen", "tensor_cores",
-    "adding_a_format", "gguf_output", "background", "ir_helpers", "kv_helpers", "quantize_command", "processes",
+    "run_process", "readme", "base_install", "server_load", "example_model", "families", "server_process",
+    "page_browser", "quant_kernels", "server_fuzz", "adapter_models", "router", "affine", "levels", "kernels_attention",
+    "processes", "report_pages", "compile_workers", "opencl_engine", "floats", "cuda_target", "opencl_target",
+    "device_conformance", "tensor_parallel", "parity", "amx_kernels", "quantized_checkpoints", "page", "stages",
+    "tuning", "kernels", "failover", "cache_keys", "generic_kernels", "background", "tensor_cores", "quant_models",
+    "hub", "gguf_models", "calibration", "models_page", "kv_cache", "experts", "adding_a_format", "ir_helpers",
+    "quantize_command", "loadgen", "kv_helpers",
 )  # fmt: skip
 
 
@@ -64,7 +66,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     file: Path | None = session.config.getoption("--verified")
     if file is not None:
         verified.record(session.items, file)
-    # What has been imported and collected stays until the end.
+    keep_what_there_is()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    result = yield
+    if nextitem is not None and nextitem.path != item.path:
+        keep_what_there_is()
+    return result
+
+
+def keep_what_there_is() -> None:
+    """What has been imported, collected and made for the whole run is not looked through again: it stays."""
     gc.collect()
     gc.freeze()
 

@@ -24,6 +24,7 @@ from llmc.model_name import model_name
 
 from support.artifacts import TINY_LADDER, TinyArtifact
 from support.fake_hub import COMMIT, NEXT_COMMIT, FakeHub, fake_hub
+from support.forked import Parent, forking
 from support.tiny_models import make_tiny_model
 
 REPO = "tiny/llama-1M"
@@ -40,9 +41,20 @@ except HubError as error:
 """
 
 
+IMPORTS = "import llmc.compiler.hub; from huggingface_hub import snapshot_download; import huggingface_hub.utils.tqdm"
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parent]:
+    """Forks of it read the environment as a new process does."""
+    with forking(IMPORTS, "huggingface_hub", tmp_path_factory.mktemp("python"), without_hub()) as parent:
+        yield parent
+
+
 @pytest.fixture
-def hub() -> Iterator[FakeHub]:
+def hub(python: Parent) -> Iterator[FakeHub]:
     with fake_hub() as hub:
+        hub.python = python
         yield hub
 
 
@@ -52,18 +64,19 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "hf"
 
 
+def without_hub() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING")) and "proxy" not in k.lower()}
+
+
 def environment(hub: FakeHub, home: Path, **more: str) -> dict[str, str]:
     """Of a process that knows no other hub and no proxy."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING")) and "proxy" not in k.lower()}
-    return kept | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home)} | more
+    return without_hub() | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home)} | more
 
 
 def locate(hub: FakeHub, home: Path, model: str = REPO, **more: str) -> list[str]:
     """path, repository, commit and MiB of a download in a process of its own, or ["error: …"]."""
-    command = [sys.executable, "-P", "-c", LOCATE, model]
-    result = subprocess.run(
-        command, cwd=home.parent, env=environment(hub, home, **more), capture_output=True, text=True, timeout=300
-    )
+    assert hub.python is not None
+    result = hub.python.run(LOCATE, model, folder=home.parent, environment=environment(hub, home, **more))
     assert (result.returncode, result.stderr) == (0, "")
     (line,) = result.stdout.splitlines()
     return [line] if line.startswith("error: ") else line.split()

@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from support.forked import Parent
+
 COMMIT = "c0ffee" + "0" * 34
 NEXT_COMMIT = "decade" + "0" * 34
 
@@ -23,7 +25,7 @@ class FakeHub:
 
     repos: files by commit by repository. branches: commits by (repository, name). gated: repositories that take only
     `token`. cut: bytes after which the connection breaks, by file, once; down_after_cut: and the hub is down then.
-    broken: it is down. requests: (method, path, range) in order.
+    broken: it is down. requests: (method, path, range) in order. python: runs what asks it.
     """
 
     url: str = ""
@@ -35,6 +37,7 @@ class FakeHub:
     down_after_cut: bool = False
     cut: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    python: Parent | None = None
 
     def add(self, repo: str, folder: Path, commit: str = COMMIT, /, **more: bytes) -> None:
         """Makes the files of a directory the main branch's newest commit; more: files by name, `__` for a dot."""

@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
 def scripted_server() -> Iterator[ScriptedServer]:
     """A server that runs in a thread."""
     server = ScriptedServer()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
         yield server
     finally:

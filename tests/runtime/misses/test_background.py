@@ -390,6 +390,7 @@ def test_a_server_gets_what_its_traffic_lacks(artifact: Path, chat_artifact: Pat
         while not any("added bucket decode:3x64" in line for line in server.log):
             assert ask() == first
             assert time.monotonic() < deadline, server.log
+            time.sleep(0.2)  # as above
         joined = warm()
         assert joined[0] == joined[1] >= 5
 

@@ -79,7 +79,7 @@ def test_an_update_fails_no_request(english_artifact: Path, tmp_path: Path) -> N
     link.symlink_to(english_artifact)
     with routing("--spawn", "2", link) as router:
         router.until_all_ready(2)
-        asked = requests(seed=300, num_tokens=100, count=24)
+        asked = requests(seed=300, num_tokens=100, count=12)
         undisturbed = ask_all(router.url, asked)
         (old,) = {one["artifact"] for one in router.replicas().values()}
         link.unlink()

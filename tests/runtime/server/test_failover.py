@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.failover import NAMED, STREAMS, folded, groups, sent_of
+from support.failover import STREAMS, folded, groups, sent_of
 from support.server_harness import Running, error_of, running_server, slow_down
 
 FAILOVER = {"id": "chatcmpl-5", "created": 1700000000, "seed": 2**63 + 5}
@@ -37,9 +38,10 @@ def test_it_goes_on_from_every_comment(running: Running, name: str, monkeypatch:
     parts, wanted = groups(whole), folded(whole)
     num_choices = len(wanted["choices"])
     assert len(parts) > 1
-    # Events with names open and close parts of an answer: each place differs.
-    stride = 1 + len(parts) // (40 if path in NAMED else 5)
-    for cut in (*range(1, len(parts), stride), len(parts) - 1):
+    # Events with names open and close parts of an answer: each place where that happens differs.
+    kinds = [set(re.findall("^event: (.*)$", events, re.M)) for events, _ in parts]
+    between = {cut for cut in range(1, len(parts)) if kinds[cut - 1] != kinds[cut]}
+    for cut in sorted({*range(1, len(parts), 1 + len(parts) // 5), len(parts) - 1, *between}):
         told = "".join(events for events, _ in parts[:cut])
         sent = sent_of((comment for _, comment in parts[:cut]), num_choices)
         rest = streamed(running, path, body, sent=sent, num_events=told.count("\n\n"))
