@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,22 @@ from llmc.quantize.formats.registry import SCHEMES
 
 from support.expert_layers import Compiled, Layer
 from support.kernel_harness import targets_here as cpus_here
+from support.marks import rare
 from support.new_family import targets_here
 
 pytestmark = pytest.mark.native
 TARGETS = [name for name in targets_here() if name.startswith("reference")]
 TARGETS += [cpu.name for cpu in cpus_here("x86-64-v3")]
+
+
+def in_turn(*cases: Sequence[Any]) -> list[Any]:
+    """Every case on every target; every time, each case on one of them or more, and on each target one or more."""
+    turns = min(len(cases), len(TARGETS))
+    return [
+        (rare if (number - place) % turns else pytest.param)(target, *case)
+        for number, case in enumerate(cases)
+        for place, target in enumerate(TARGETS)
+    ]
 
 
 def check(layer: Layer, target: str, folder: Path, sizes: tuple[int, ...]) -> None:
@@ -34,8 +47,7 @@ def check(layer: Layer, target: str, folder: Path, sizes: tuple[int, ...]) -> No
             assert graph.run(order, num_tasks).tobytes() == whole[order].tobytes(), (tokens, num_tasks)
 
 
-@pytest.mark.parametrize("act", ["f32", "bf16"])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("target", "act"), in_turn(["f32"], ["bf16"]))
 def test_of_a_token_nothing_depends_on_others(target: str, act: str, tmp_path: Path) -> None:
     check(
         Layer(45, 61, 35, act, biased=act == "f32", limited=act == "f32", gelu=act == "bf16"),
@@ -45,14 +57,18 @@ def test_of_a_token_nothing_depends_on_others(target: str, act: str, tmp_path: P
     )
 
 
-@pytest.mark.parametrize(("scheme", "act"), [(None, "f32"), ("w4a16", "bf16"), ("w8a8", "bf16")])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("target", "scheme", "act"),
+    in_turn((None, "f32"), ("w8a8", "bf16"), ("w4a16", "bf16")),
+)
 def test_without_a_gate(target: str, scheme: str | None, act: str, tmp_path: Path) -> None:
     check(Layer(21, 72, 37, act, biased=act == "f32", scheme=scheme, gated=False), target, tmp_path, (2, 21))
 
 
-@pytest.mark.parametrize(("scheme", "act"), [("w8a8", "f32"), ("w4a16", "f32"), ("w4a16", "bf16")])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("target", "scheme", "act"),
+    in_turn(("w4a16", "f32"), ("w4a16", "bf16"), ("w8a8", "f32")),
+)
 def test_quantized_weights(target: str, scheme: str, act: str, tmp_path: Path) -> None:
     """bf16: row tiles of several sizes have helpers of their own in one kernel."""
     check(Layer(20, 72, 40, act, scheme=scheme), target, tmp_path, (2, 20))

@@ -10,12 +10,13 @@ import pytest
 from llmc.compiler.targets.cpu.target import Target
 
 from support.kernel_harness import targets_here
-from support.marks import on_levels
+from support.marks import on_levels, rare
 from support.paged_attention import check_attention, check_bad_token, check_split_context, tolerance_of
 
 pytestmark = pytest.mark.native
 
-on_cpus = on_levels(targets_here("cooperlake", "x86-64-v4", "x86-64-v3"))
+CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
+on_cpus = on_levels(CPUS)
 
 Case = tuple[int, int, int, str, str, int, int, dict[str, Any]]
 CAP = {"score_cap": 3.0}
@@ -49,7 +50,7 @@ def test_in_any_company(target: Target, case: Case) -> None:
     check_attention(target, heads, kv_heads, dim, act, kv, block, window, tolerance, **more)
 
 
-@on_cpus
+@pytest.mark.parametrize("target", [rare(cpu) if cpu in CPUS[1:] else cpu for cpu in CPUS], ids=lambda t: t.name)
 @pytest.mark.parametrize("case", SPLIT, ids=str)
 def test_split_context(target: Target, case: Case) -> None:
     heads, kv_heads, dim, act, kv, block, window, more = case

@@ -22,6 +22,7 @@ from llmc.compiler.targets.cpu.packing import pack_activation, unpack_activation
 from llmc.compiler.targets.cpu.target import Target, native_target
 
 from support.kernel_harness import run, targets_here
+from support.marks import spread
 
 pytestmark = pytest.mark.native
 
@@ -29,6 +30,10 @@ NATIVE = native_target()
 CPUS = targets_here("cooperlake", "x86-64-v3")
 on_cpus = pytest.mark.parametrize("target", CPUS, ids=lambda t: t.name)
 ROWS, SEEN = 11, 9
+
+
+def dtype_or_name(value: Any) -> str | None:
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else getattr(value, "name", None)
 
 
 def rows_module(function: Callable[..., Tensor], *arguments: Tensor) -> Any:
@@ -168,9 +173,7 @@ def with_layouts(spec: KernelSpec, row_tile: int, inputs: bool, outputs: bool) -
     return KernelSpec.of(spec.family, spec.op, **{**params, "program": json.dumps(program), "row_tile": row_tile})
 
 
-@on_cpus
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
-@pytest.mark.parametrize("width", [64, 38])
+@spread("dtype, width", CPUS, [torch.float32, torch.bfloat16, torch.float16], [64, 38], ids=dtype_or_name)
 def test_packed_layouts_change_no_bit(target: Target, dtype: torch.dtype, width: int) -> None:
     value = x(ROWS, width).to(dtype)
     function = lambda t: torch.sigmoid(t.float()).to(dtype)  # noqa: E731

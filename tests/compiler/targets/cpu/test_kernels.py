@@ -23,14 +23,15 @@ from llmc.compiler.targets.elf.link import link_shared
 from llmc.models.activations import activated
 
 from support.kernel_harness import Tolerance, run, targets_here
-from support.marks import on_levels
+from support.marks import on_levels, spread
 
 pytestmark = pytest.mark.native
 
 NATIVE = native_target()
 BF16 = np.dtype(ml_dtypes.bfloat16)
 NUMPY = {"f32": np.dtype(np.float32), "bf16": BF16, "f16": np.dtype(np.float16)}
-on_cpus = on_levels(targets_here("cooperlake", "x86-64-v4", "x86-64-v3"))
+CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
+on_cpus = on_levels(CPUS)
 dtypes = pytest.mark.parametrize("dtype", list(NUMPY))
 
 
@@ -188,9 +189,7 @@ def check_rows(
     np.testing.assert_allclose(outputs[0].astype(np.float64), expected, **act_tolerance(dtype))
 
 
-@on_cpus
-@dtypes
-@pytest.mark.parametrize("dim", [65, 96, 7, 333])
+@spread("dim, dtype", CPUS, [65, 96, 7, 333], list(NUMPY))
 def test_rms_norm(target: Target, dtype: str, dim: int) -> None:
     rows = 19
     x, weight = random(rows, dim), random(dim, seed=1)
@@ -206,11 +205,11 @@ def test_rms_norm(target: Target, dtype: str, dim: int) -> None:
 # --- linear --------------------------------------------------------------------------------------------------------
 
 
-@on_cpus
-@dtypes
-@pytest.mark.parametrize(
-    ("n", "k", "bias", "residual"),
+@spread(
+    "n, k, bias, residual, dtype",
+    CPUS,
     [(50, 65, True, True), (96, 1100, True, True), (515, 64, False, True), (7, 1, False, False)],
+    list(NUMPY),
 )
 def test_linear(target: Target, dtype: str, n: int, k: int, bias: bool, residual: bool) -> None:
     rows_most = 19
@@ -237,9 +236,7 @@ def test_linear(target: Target, dtype: str, n: int, k: int, bias: bool, residual
     np.testing.assert_allclose(first, expected, rtol=1e-5, atol=2e-6 * max(k, 4) ** 0.5 * 4)
 
 
-@on_cpus
-@dtypes
-@pytest.mark.parametrize(("n", "k", "bias"), [(100, 65, True), (192, 1100, True), (1030, 64, False), (14, 1, False)])
+@spread("n, k, bias, dtype", CPUS, [(100, 65, True), (192, 1100, True), (1030, 64, False), (14, 1, False)], list(NUMPY))
 def test_gated_linear(target: Target, dtype: str, n: int, k: int, bias: bool) -> None:
     """Of the same sums, to the bit, as those of a layer without gate; only silu and the product may round."""
     rows_most, width = 19, n // 2

@@ -23,7 +23,7 @@ from llmc.compiler.targets.elf.link import link_shared
 
 from support.kernel_harness import Guarded, Tolerance, run, targets_here
 from support.kv_pools import pair_rows, unpair_rows
-from support.marks import on_levels, rare
+from support.marks import mostly_highest, on_levels, rare, spread
 from support.paged_attention import (
     NUMPY,
     attention_params,
@@ -39,7 +39,8 @@ pytestmark = pytest.mark.native
 
 Array = NDArray[Any]
 NATIVE = native_target()
-on_cpus = on_levels(targets_here("cooperlake", "x86-64-v4", "x86-64-v3"))
+CPUS = targets_here("cooperlake", "x86-64-v4", "x86-64-v3")
+on_cpus = on_levels(CPUS)
 
 
 def rms(x: Array, weight: Array, eps: float) -> Array:
@@ -53,10 +54,9 @@ def rotate(x: Array, cos: Array, sin: Array, rotary: int) -> Array:
     return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], -1)
 
 
-@on_cpus
-@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "rotary", "norm"),
+@spread(
+    "heads, kv_heads, dim, rotary, norm, kv",
+    CPUS,
     [
         (7, 1, 20, 20, "before"),
         (6, 2, 80, 20, "none"),
@@ -65,6 +65,7 @@ def rotate(x: Array, cos: Array, sin: Array, rotary: int) -> Array:
         (7, 1, 20, 12, "behind"),
         (2, 1, 40, 40, "unit"),
     ],
+    ["f32", "bf16", "f16"],
 )
 def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: int, rotary: int, norm: str) -> None:
     """norm: of heads: before or behind the rotation; "unit" is behind it, too, without weights."""
@@ -130,29 +131,33 @@ def test_rope_kv_write(target: Target, kv: str, heads: int, kv_heads: int, dim: 
     assert same_bits(unpair_rows(got["v_pool"]), want_v.astype(np.float32).astype(NUMPY[kv]))
 
 
-@on_cpus
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
+@mostly_highest(
+    "heads, kv_heads, dim, act, kv, block, window",
+    CPUS,
     [
         (7, 1, 20, "f32", "f32", 16, 0),
-        rare(3, 1, 8, "bf16", "bf16", 32, 0),
-        rare(2, 2, 80, "f32", "bf16", 64, 0),
-        rare(6, 2, 24, "bf16", "f32", 32, 40),
-        rare(2, 1, 64, "bf16", "bf16", 16, 300),
         (14, 2, 64, "bf16", "bf16", 32, 0),
-        rare(16, 1, 16, "f32", "bf16", 32, 0),
-        (4, 1, 128, "f32", "f32", 32, 17),
         (6, 2, 24, "bf16", "f16", 16, 40),
-        rare(14, 2, 64, "f32", "f16", 32, 0),
-        rare(7, 1, 20, "f32", "int8", 16, 0),
-        rare(14, 2, 64, "bf16", "int8", 32, 0),
         (6, 2, 24, "f32", "int8", 48, 40),
-        rare(4, 4, 128, "f32", "int8", 32, 300),
-        rare(7, 1, 20, "bf16", "fp8_e4m3", 16, 0),
         (4, 2, 64, "f32", "fp8_e4m3", 32, 40),
-        rare(6, 2, 24, "f32", "fp8_e5m2", 32, 0),
-        rare(14, 2, 64, "f16", "f16", 32, 0),
-        rare(2, 1, 64, "f16", "bf16", 16, 300),
+    ],
+    [
+        (4, 1, 128, "f32", "f32", 32, 17),
+    ],
+    [
+        (3, 1, 8, "bf16", "bf16", 32, 0),
+        (2, 2, 80, "f32", "bf16", 64, 0),
+        (6, 2, 24, "bf16", "f32", 32, 40),
+        (2, 1, 64, "bf16", "bf16", 16, 300),
+        (16, 1, 16, "f32", "bf16", 32, 0),
+        (14, 2, 64, "f32", "f16", 32, 0),
+        (7, 1, 20, "f32", "int8", 16, 0),
+        (14, 2, 64, "bf16", "int8", 32, 0),
+        (4, 4, 128, "f32", "int8", 32, 300),
+        (7, 1, 20, "bf16", "fp8_e4m3", 16, 0),
+        (6, 2, 24, "f32", "fp8_e5m2", 32, 0),
+        (14, 2, 64, "f16", "f16", 32, 0),
+        (2, 1, 64, "f16", "bf16", 16, 300),
     ],
 )
 def test_paged_attention(
@@ -162,20 +167,24 @@ def test_paged_attention(
     check_attention(target, heads, kv_heads, dim, act, kv, block, window, tolerance)
 
 
-@on_cpus
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
+@mostly_highest(
+    "heads, kv_heads, dim, act, kv, block, window",
+    CPUS,
     [
-        rare(7, 1, 20, "f32", "bf16", 32, 0),
-        (4, 2, 16, "bf16", "f32", 16, 0),
-        rare(2, 2, 32, "f32", "f32", 32, 1100),
-        rare(13, 1, 8, "f32", "bf16", 48, 0),
-        rare(4, 1, 16, "f32", "f16", 16, 1100),
-        rare(7, 1, 20, "f32", "int8", 32, 0),
         (4, 2, 16, "bf16", "int8", 16, 1100),
-        rare(4, 2, 16, "f32", "fp8_e4m3", 16, 0),
-        rare(2, 2, 32, "f32", "fp8_e5m2", 48, 1100),
-        rare(4, 2, 16, "f16", "f16", 16, 0),
+    ],
+    [
+        (4, 2, 16, "bf16", "f32", 16, 0),
+    ],
+    [
+        (7, 1, 20, "f32", "bf16", 32, 0),
+        (2, 2, 32, "f32", "f32", 32, 1100),
+        (13, 1, 8, "f32", "bf16", 48, 0),
+        (4, 1, 16, "f32", "f16", 16, 1100),
+        (7, 1, 20, "f32", "int8", 32, 0),
+        (4, 2, 16, "f32", "fp8_e4m3", 16, 0),
+        (2, 2, 32, "f32", "fp8_e5m2", 48, 1100),
+        (4, 2, 16, "f16", "f16", 16, 0),
     ],
 )
 def test_split_context(
@@ -184,16 +193,20 @@ def test_split_context(
     check_split_context(target, heads, kv_heads, dim, act, kv, block, window)
 
 
-@on_cpus
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "act", "kv", "block", "window"),
+@mostly_highest(
+    "heads, kv_heads, dim, act, kv, block, window",
+    CPUS,
+    [
+        (4, 2, 20, "f32", "int8", 32, 65),
+    ],
     [
         (4, 4, 20, "f32", "f32", 32, 0),
-        rare(6, 2, 24, "bf16", "bf16", 32, 9),
-        rare(4, 4, 64, "bf16", "bf16", 32, 0),
-        rare(4, 4, 16, "f32", "f32", 16, 300),
-        (4, 2, 20, "f32", "int8", 32, 65),
-        rare(3, 3, 16, "f16", "f16", 32, 9),
+    ],
+    [
+        (6, 2, 24, "bf16", "bf16", 32, 9),
+        (4, 4, 64, "bf16", "bf16", 32, 0),
+        (4, 4, 16, "f32", "f32", 16, 300),
+        (3, 3, 16, "f16", "f16", 32, 9),
     ],
 )
 def test_keys_behind_a_token(
@@ -209,19 +222,23 @@ def test_keys_behind_a_token_in_split_contexts(target: Target, kv: str, window: 
     check_split_context(target, 2, 2, 32, "f32", kv, 32, window, both_ways=True)
 
 
-@on_cpus
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "kv", "window", "bad"),
+@mostly_highest(
+    "heads, kv_heads, dim, kv, window, bad",
+    CPUS,
+    [
+        (6, 2, 24, "bf16", 9, np.nan),
+        (6, 2, 24, "int8", 9, np.nan),
+        (3, 1, 20, "fp8_e4m3", 6, np.nan),
+        (3, 1, 20, "f32", 6, -np.inf),
+    ],
     [
         (6, 6, 16, "f32", 0, np.nan),
+    ],
+    [
         (6, 6, 16, "bf16", 0, np.inf),
-        (6, 2, 24, "bf16", 9, np.nan),
-        rare(6, 2, 24, "f16", 9, np.inf),
-        (6, 2, 24, "int8", 9, np.nan),
-        rare(6, 6, 16, "int8", 0, np.inf),
-        (3, 1, 20, "fp8_e4m3", 6, np.nan),
-        rare(6, 2, 24, "fp8_e5m2", 0, -np.inf),
-        (3, 1, 20, "f32", 6, -np.inf),
+        (6, 2, 24, "f16", 9, np.inf),
+        (6, 6, 16, "int8", 0, np.inf),
+        (6, 2, 24, "fp8_e5m2", 0, -np.inf),
     ],
 )
 def test_a_token_that_is_not_finite(
@@ -250,7 +267,7 @@ define linkonce_odr hidden i32 @llmc_narrow_bf16(<16 x float> %v, ptr %p) #0 {
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "block", "window"), [(7, 1, 20, 16, 0), rare(2, 2, 80, 64, 0), (6, 2, 24, 32, 41)]
+    ("heads", "kv_heads", "dim", "block", "window"), [rare(7, 1, 20, 16, 0), rare(2, 2, 80, 64, 0), (6, 2, 24, 32, 41)]
 )
 def test_kernel_of_bf16_dots(
     monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, dim: int, block: int, window: int

@@ -17,7 +17,7 @@ from llmc.compiler.targets.cpu.target import Target, native_target
 from support.kernel_harness import run, targets_here
 from support.kv_pools import SCALED, latent_pool, unpair_rows
 from support.latent_attention import LatentCache
-from support.marks import rare
+from support.marks import on_levels, rare
 from support.paged_attention import (
     LENGTHS,
     LONG_LENGTHS,
@@ -32,7 +32,7 @@ from support.paged_attention import (
 pytestmark = pytest.mark.native
 
 Array = NDArray[Any]
-on_cpus = pytest.mark.parametrize("target", targets_here("x86-64-v4", "x86-64-v3"), ids=lambda t: t.name)
+on_cpus = on_levels(targets_here("x86-64-v4", "x86-64-v3"))
 
 
 def tolerance(target: Target, kv: str) -> Any:

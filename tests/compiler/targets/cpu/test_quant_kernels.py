@@ -35,8 +35,7 @@ from llmc.quantize.formats.steps import Steps
 
 from support.fixed_point import multiplied
 from support.kernel_harness import run, targets_here
-from support.marks import on_levels as on_outer_levels
-from support.marks import rare
+from support.marks import rare, spread
 
 pytestmark = pytest.mark.native
 
@@ -121,6 +120,21 @@ CASES = [
     *((level, "bf16", W5, ACROSS) for level in LEVELS[1:]),
     (NATIVE, "bf16", Q5_1, ACROSS),
 ]
+# Whose kinds of loop and of group others have that run every time, though not together.
+SELDOM = [
+    *((NATIVE, act, W4_ROW, BLOCKS) for act in ("i8", "f32")),
+    *((NATIVE, act, format, ACROSS) for act, format in (("f32", W8), ("f32", W4_64Z), ("bf16", W4_32))),
+    *((NATIVE, act, format, ACROSS) for act, format in (("i8", W8_64), ("f32", W8_32Z), ("i8", STEPSZ))),
+    *((NATIVE, "f16", format, ACROSS) for format in (W8, W4_64Z)),
+    *((NATIVE, "i8", format, DEEP) for format in (W4, STEPS)),
+    *((NATIVE, act, W8, WIDE) for act in ("i8", "bf16", "f16")),
+    *((NATIVE, act, format, WIDE) for act, format in (("i8", STEPS), ("bf16", W4_64Z))),
+    (NATIVE, "f32", W4, BLOCKS),
+    (NATIVE, "i8", STEPS_32, BLOCKS),
+    (NATIVE, "i8", W4_64Z, WHOLE),
+    *((level, *case, ACROSS) for level in LEVELS[1:-1] for case in (("i8", W8), ("f32", W4_32), ("i8", STEPS))),
+    *((LEVELS[-1], "bf16", format, shape) for format, shape in ((W4_ROWZ, BLOCKS), (W4, WHOLE))),
+]
 
 
 def tiles_of(target: Target, shape: tuple[int, int]) -> tuple[int, ...]:
@@ -129,7 +143,9 @@ def tiles_of(target: Target, shape: tuple[int, int]) -> tuple[int, ...]:
     return tuple(t for t in (1, 2, 4, 8) if t <= target.row_tile) if every else (1, target.row_tile)
 
 
-@pytest.mark.parametrize(("target", "act", "format", "shape"), CASES, ids=name_of)
+@pytest.mark.parametrize(
+    ("target", "act", "format", "shape"), [rare(*case) if case in SELDOM else case for case in CASES], ids=name_of
+)
 def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tuple[int, int]) -> None:
     n, k = shape
     extra = shape != TINY
@@ -166,10 +182,16 @@ def test_linear_quant(target: Target, act: str, format: WeightFormat, shape: tup
 
 
 # Of the loops, which are tested above, those that end within a panel and a group: of int8 one format for each kind of
-# them, of other activations one, which all share their last step. Rarely other formats, and several blocks.
+# them, of other activations one, which all share their last step. Rarely other formats, levels between, several blocks.
 _USUAL = {"i8": (W8, W4_64Z, STEPS_32), "f32": (W4_64Z,), "bf16": (W8,), "f16": (W4_64Z,)}
-GATED = [case for case in CASES if case[3] == TINY or (case[3] == ACROSS and case[2] in _USUAL[case[1]])]
-GATED += [rare(*case) for case in CASES if case[3] in (ACROSS, BLOCKS) and case not in GATED]
+_TINY = ((NATIVE, "i8", W8), (NATIVE, "f32", W4_32), (LEVELS[-1], "bf16", W4_32))
+GATED = [
+    case
+    for case in CASES
+    if (case[3] == TINY and case[:3] in _TINY)
+    or (case[3] == ACROSS and case[2] in _USUAL[case[1]] and case[0] in (LEVELS[0], LEVELS[-1]))
+]
+GATED += [rare(*case) for case in CASES if case[3] in (ACROSS, BLOCKS, TINY) and case not in GATED]
 
 
 @pytest.mark.parametrize(("target", "act", "format", "shape"), GATED, ids=name_of)
@@ -209,8 +231,11 @@ def test_gated_linear_quant(target: Target, act: str, format: WeightFormat, shap
         assert same_bits(first[half], first["f32"].astype(NUMPY[half]))
 
 
-@pytest.mark.parametrize("act", ["i8", "bf16", "f32"])
-@pytest.mark.parametrize("format", [W8, W4_64Z], ids=name_of)
+@pytest.mark.parametrize(
+    ("format", "act"),
+    [(W8, "i8"), (W4_64Z, "bf16"), (W8, "f32"), rare(W4_64Z, "i8"), rare(W8, "bf16"), rare(W4_64Z, "f32")],
+    ids=name_of,
+)
 def test_activated_linear_quant(format: WeightFormat, act: str) -> None:
     """relu of the sums of a layer without activation, to the bit."""
     n, k = 100, 130
@@ -233,9 +258,7 @@ def test_activated_linear_quant(format: WeightFormat, act: str) -> None:
         assert same_bits(y[:rows], np.where(sums < 0, np.float32(0), sums)[:rows]), f"tile {tile}, {rows} rows"
 
 
-@on_outer_levels(LEVELS)
-@pytest.mark.parametrize("act", ["bf16", "f16"])
-@pytest.mark.parametrize("format", [W8, W4_64Z], ids=name_of)
+@spread("format, act", LEVELS, [W8, W4_64Z], ["bf16", "f16"], ids=name_of)
 def test_more_rows_than_are_widened_at_a_time(target: Target, format: WeightFormat, act: str) -> None:
     rows, (n, k) = 300, WIDE
     weight, x = random(n, k, seed=1), random(rows, k).astype(NUMPY[act])
@@ -326,10 +349,12 @@ def rows_of(packed: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
     return packed.transpose(0, 2, 1).reshape(-1, packed.shape[1])[:rows]
 
 
-@on_outer_levels(LEVELS)
-@pytest.mark.parametrize("act", list(NUMPY))
-@pytest.mark.parametrize(
-    ("dim", "format"), [(66, W8), (66, W4_32), (172, W4), (7, W8), (200, W8), (304, W4)], ids=name_of
+@spread(
+    "dim, format, act",
+    LEVELS,
+    [(66, W8), (66, W4_32), (172, W4), (7, W8), (200, W8), (304, W4)],
+    list(NUMPY),
+    ids=name_of,
 )
 def test_quantize_rows(target: Target, act: str, dim: int, format: WeightFormat) -> None:
     rows = 11
