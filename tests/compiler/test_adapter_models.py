@@ -98,7 +98,9 @@ def check_against_merged(
         np.testing.assert_allclose(found, wanted, atol=bound, rtol=0, err_msg=str(adapter))
 
 
-@pytest.mark.parametrize("target", ["native", "reference", pytest.param("opencl", marks=needs_opencl)])
+@pytest.mark.parametrize(
+    "target", ["native", "reference", pytest.param("opencl", marks=[needs_opencl, pytest.mark.slow])]
+)
 def test_adapters_side_by_side_are_the_merged_models(target: str, tmp_path: Path, kernel_cache: Path) -> None:
     """Ranks from 3 to 256, whole panels and not, in one batch; every linear layer, of logits, too."""
     model = make_tiny_model(tmp_path / "model", "llama")

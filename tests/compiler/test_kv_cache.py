@@ -45,7 +45,7 @@ def logits_of(artifact: Artifact, tokens: list[int]) -> np.ndarray:
     ("name", "kv_dtype"),
     [
         ("qwen3-gqa7", "f16"),
-        ("qwen3-gqa7", "int8"),
+        rare("qwen3-gqa7", "int8"),
         ("mistral-window", "int8"),
         ("qwen3-gqa7", "fp8_e4m3"),
         ("mistral-window", "fp8_e5m2"),
@@ -70,6 +70,7 @@ def test_logits_and_bits(kv_dtype: str, name: str, tmp_path: Path, kernel_cache:
 
 
 @needs_opencl
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kv_dtype"),
     [

@@ -122,6 +122,7 @@ def test_on_the_reference_target(family: str, compiled: Callable[..., Path], tmp
 
 
 @needs_opencl
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", *(rare(family) for family in POOLINGS if family != "bert")])
 def test_on_opencl(family: str, compiled: Callable[..., Path], tmp_path: Path) -> None:
     model = make_encoder(tmp_path / "model", family)

@@ -114,7 +114,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=800)
+@settings(max_examples=300)
 @given(pieces=st.lists(PIECES, max_size=25), borders=st.lists(st.integers(0, 150), max_size=10))
 def test_any_text_is_read_alike_however_it_is_cut(pieces: list[str], borders: list[int]) -> None:
     text = "".join(pieces)
@@ -138,7 +138,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     lead=st.sampled_from(["", "Let me see. "]),
     calls=st.lists(

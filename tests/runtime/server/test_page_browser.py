@@ -16,6 +16,7 @@ from llmc.buckets.replanning.shapes import ShapeUse, StepShape
 from llmc.runtime.server.async_engine import AsyncEngine
 
 from support import pages
+from support.marks import rare
 from support.pages import axe_violations
 from support.server_harness import Running, running_server, slow_down, until
 
@@ -453,8 +454,9 @@ def test_a_key_is_asked_for_and_never_kept(browser: Browser, english_artifact: P
         context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "scheme"), [("desktop", "light"), ("phone", "dark"), rare("desktop", "dark"), rare("phone", "light")]
+)
 def test_no_view_breaks_a_rule(browser: Browser, running: Running, size: str, scheme: str) -> None:
     width, height = SIZES[size]
     colors: Any = scheme

@@ -14,7 +14,7 @@ from support.live_server import LiveServer, serving
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis belongs to the extra dev")
 
-EXAMPLES = 40
+EXAMPLES = 25
 
 
 @pytest.fixture(scope="module")

@@ -223,7 +223,7 @@ def test_generated_requests(served: str, path: str, request: pytest.FixtureReque
     statuses: set[int] = set()
 
     @settings(
-        max_examples=40, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate],
+        max_examples=25, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(api[path]["POST"].as_strategy())

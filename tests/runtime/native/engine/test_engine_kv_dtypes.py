@@ -11,11 +11,12 @@ from llmc.runtime.binding import Artifact
 from support.company import check_company
 from support.compiled import compile_tiny
 from support.engine_driver import MIXED_LADDER
+from support.marks import rare
 
 pytestmark = pytest.mark.native
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8", "fp8_e4m3", rare("fp8_e5m2")])
 def test_bits_do_not_depend_on_company(
     kv_dtype: str, llama: tuple[Path, Artifact], tmp_path: Path, kernel_cache: Path
 ) -> None:
