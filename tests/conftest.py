@@ -42,11 +42,11 @@ gc.set_threshold(50_000, 20, 50)
 LONGEST = (
     "run_process", "readme", "base_install", "server_load", "example_model", "families", "server_process",
     "page_browser", "quant_kernels", "server_fuzz", "adapter_models", "router", "affine", "levels", "kernels_attention",
-    "processes", "report_pages", "compile_workers", "opencl_engine", "floats", "cuda_target", "opencl_target",
+    "processes", "report_pages", "compile_workers", "floats", "cuda_target", "opencl_target",
     "device_conformance", "tensor_parallel", "parity", "amx_kernels", "quantized_checkpoints", "page", "stages",
     "tuning", "kernels", "failover", "cache_keys", "generic_kernels", "background", "tensor_cores", "quant_models",
-    "hub", "gguf_models", "calibration", "models_page", "kv_cache", "experts", "adding_a_format", "ir_helpers",
-    "quantize_command", "loadgen", "kv_helpers",
+    "hub", "opencl_engine", "gguf_models", "calibration", "models_page", "kv_cache", "experts", "adding_a_format",
+    "ir_helpers", "quantize_command", "loadgen", "kv_helpers",
 )  # fmt: skip
 
 

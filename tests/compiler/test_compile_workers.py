@@ -27,6 +27,7 @@ TARGET = native_target()
 STOPPED = "import time; time.sleep(600)"
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_runs_once(tiny_artifact: TinyArtifact, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -26,6 +26,7 @@ from llmc.quantize.formats.integers import Integers
 
 from support.compiled import compile_tiny
 from support.inspected import inspected
+from support.marks import rare
 from support.new_family import targets_here
 from support.quantized_checkpoints import (
     make_awq_head_model,
@@ -60,7 +61,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path], str, Kept]] = {
 
 
 @verifies(lambda name: on_targets(Claim("llama", stored=MODELS[name][1])))
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", [rare(name) if name == "gptq-8" else name for name in MODELS])
 def test_numbers_are_kept(name: str, tmp_path: Path, kernel_cache: Path) -> None:
     make, method, kept = MODELS[name]
     model = make(tmp_path / "model")

@@ -313,6 +313,7 @@ def test_a_step_runs_again_if_the_host_has_to_draw(setting: Setting, programs: d
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_graphs_that_join(
     setting: Setting,
     with_adapters: Callable[..., tuple[Engine, list[Any]]],
