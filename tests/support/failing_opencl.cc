@@ -9,7 +9,7 @@
 //                          that is waited for never does, so that the device is not lost
 // replays=0                a command buffer that runs may not be enqueued again
 // extensions=0             the device has no extensions: no command buffers, no subgroups, no half precision
-// command_buffers=0, subgroups=0, fp16=0
+// command_buffers=0, subgroups=0, fp16=0, fp64=0
 //                          it has none of one kind; a program that uses what it lacks is not built
 // dot=1                    it has cl_khr_integer_dot_product in programs of OpenCL C 3.0 alone; else it lacks it. Where the
 //                          machine's driver has none, it is made of plain products
@@ -120,6 +120,7 @@ constexpr Lack kLacks[] = {
     {"command_buffers", "cl_khr_command_buffer\\w*", nullptr, nullptr},
     {"subgroups", "cl_\\w+_subgroup\\w*", nullptr, "LLMC_LANES"},
     {"fp16", "cl_khr_fp16", "\\bhalf\\d*\\b|cl_khr_fp16", nullptr},
+    {"fp64", "cl_khr_fp64", "\\bdouble\\d*\\b|cl_khr_fp64", nullptr},
 };
 
 constexpr const char* kDotExtension = "cl_khr_integer_dot_product";
@@ -187,7 +188,7 @@ API int32_t clBuildProgram(void* program, uint32_t n, void* const* devices, cons
   return REAL(clBuildProgram)(program, n, devices, options, told, of);
 }
 API int32_t clGetDeviceInfo(void* device, uint32_t what, size_t room, void* to, size_t* size) {
-  constexpr uint32_t kExtensions = 0x1030, kCapabilities = 0x12A9;
+  constexpr uint32_t kExtensions = 0x1030, kDoubles = 0x1032, kCapabilities = 0x12A9;
   constexpr uint64_t kSimultaneousUse = 1 << 2;
   if (what == kExtensions && Order("extensions", 1) == 0) {
     if (size != nullptr) *size = 1;
@@ -206,6 +207,7 @@ API int32_t clGetDeviceInfo(void* device, uint32_t what, size_t room, void* to, 
     return 0;
   }
   const int32_t code = REAL(clGetDeviceInfo)(device, what, room, to, size);
+  if (what == kDoubles && code == 0 && to != nullptr && Order("fp64", 1) == 0) std::memset(to, 0, room);
   if (what == kCapabilities && code == 0 && to != nullptr && Order("replays", 1) == 0) {
     *static_cast<uint64_t*>(to) &= ~kSimultaneousUse;
   }

@@ -73,7 +73,7 @@ EXPORT i32 clGetDeviceIDs(void *p, u64 type, u32 n, void **ids, u32 *count) {
 }
 EXPORT i32 clGetDeviceInfo(void *d, u32 what, size_t room, void *to, size_t *size) {
   const u64 memory = (u64)fact("memory", 1ll << 34), buffer = (u64)fact("buffer", 1ll << 33), local = 1 << 15;
-  const u64 type = 4, doubles = (u64)fact("doubles", 63), singles = 1 << 7;
+  const u64 type = 4, doubles = 63, singles = 1 << 7;
   const size_t items = (size_t)fact("items", 1024);
   const u32 available = (u32)fact("available", 1), units = 1;
   switch (what) {

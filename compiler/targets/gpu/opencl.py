@@ -18,7 +18,6 @@ KIND = "opencl"
 PRELUDE = """\
 // Kernels of llmc in OpenCL C (runtime/FORMAT.md).
 #pragma OPENCL FP_CONTRACT OFF
-#pragma OPENCL EXTENSION cl_khr_fp64 : enable
 
 #define llmc_await_earlier()
 // Items that run in step, which pass each other numbers: as many as the device says (FORMAT.md).
@@ -60,6 +59,8 @@ int llmc_dot4(int a, int b) {
 }
 """
 """Functions that all kernels call, prefixed to each program."""
+_DOUBLES = b"#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
+"""By this line a device without double precision knows programs that are not for it."""
 NEXT_PROGRAM = "\n//// program\n"
 """Separates the programs of a file. Sampling kernels form one program, which a driver builds once per vocabulary."""
 _SAMPLING = b" void sample_"
@@ -67,7 +68,7 @@ _SAMPLING = b" void sample_"
 
 @dataclass(frozen=True)
 class OpenClTarget(GpuTarget):
-    """Any device with OpenCL 1.2 and double precision."""
+    """Any device with OpenCL 1.2."""
 
     kind: ClassVar[str] = KIND
     device: ClassVar[str] = KIND
@@ -109,7 +110,12 @@ class OpenClTarget(GpuTarget):
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         of_sampling = [code for code in codes if _SAMPLING in code]
         parts = [[code for code in codes if _SAMPLING not in code], of_sampling] if of_sampling else [codes]
-        path.write_bytes(NEXT_PROGRAM.encode().join(b"\n".join((PRELUDE.encode(), *part)) for part in parts))
+        path.write_bytes(NEXT_PROGRAM.encode().join(b"\n".join((*_heads(part), *part)) for part in parts))
+
+
+def _heads(codes: Sequence[bytes]) -> list[bytes]:
+    """What precedes the kernels of a program."""
+    return [PRELUDE.encode(), *([_DOUBLES] if any(b"double" in code for code in codes) else [])]
 
 
 def names() -> tuple[str, ...]:

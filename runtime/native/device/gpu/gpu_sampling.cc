@@ -19,6 +19,8 @@ uint64_t NumWanted(const std::vector<SampleTask>& tasks) {
 
 }  // namespace
 
+bool DrawsTokens(const KernelRecord& kernel) { return kernel.launch[kStageFact] != 0; }
+
 Status SampleKernels::Of(const Artifact& artifact, SampleKernels* out) {
   uint32_t found = 0;
   *out = {};

@@ -13,6 +13,9 @@
 
 namespace llmc {
 
+// Whether no command calls a kernel, which draws tokens behind a step.
+bool DrawsTokens(const KernelRecord& kernel);
+
 // Kernels of an artifact that draw tokens: the index of each stage's kernel, and constants that they share with the
 // device.
 struct SampleKernels {

@@ -46,7 +46,8 @@ std::vector<uint32_t> Probe(const ClFunctions& cl, cl_device_id device, cl_conte
     kernel = cl.CreateKernel(program, "llmc_probe_lanes", &code);
     if (code != kClSuccess) return false;
     numbers = cl.CreateBuffer(context, kClMemReadWrite, bytes, nullptr, &code);
-    return code == kClSuccess && cl.SetKernelArg(kernel, 0, sizeof(numbers), &numbers) == kClSuccess &&
+    return code == kClSuccess &&
+           cl.SetKernelArg(kernel, 0, sizeof(cl_mem), static_cast<const void*>(&numbers)) == kClSuccess &&
            cl.EnqueueNDRangeKernel(queue, kernel, 1, nullptr, &items, &items, 0, nullptr, nullptr) == kClSuccess &&
            cl.EnqueueReadBuffer(queue, numbers, kClTrue, 0, bytes, found.data(), 0, nullptr, nullptr) == kClSuccess;
   };

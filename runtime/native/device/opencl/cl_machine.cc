@@ -126,11 +126,7 @@ Status ClMachine::Describe() {
     return Status::Error(LLMC_ERR_NOT_FOUND, "The OpenCL device '" + name_ +
                                                  "' is not available now; wait for whoever has it, or choose another.");
   }
-  if (Number<cl_bitfield>(cl, device_, kClDeviceDoubleFpConfig) == 0) {
-    return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "The OpenCL device '" + name_ +
-                                                          "' has no double precision, which llmc's kernels use; choose "
-                                                          "another device.");
-  }
+  has_doubles_ = Number<cl_bitfield>(cl, device_, kClDeviceDoubleFpConfig) != 0;
   const std::string extensions = DeviceText(cl, device_, kClDeviceExtensions);
   // Its functions are those of OpenCL C 3.0, which devices of OpenCL 3.0 have.
   has_opencl3_ = version_.rfind("OpenCL 3.", 0) == 0;
@@ -226,6 +222,7 @@ std::vector<std::pair<std::string, std::string>> ClMachine::Facts() const {
           {"largest_buffer_bytes", std::to_string(buffer_bytes_)},
           {"local_memory_bytes", std::to_string(local_bytes_)},
           {"command_buffers", has_command_buffers_ ? "yes" : "no"},
+          {"double_precision", has_doubles_ ? "yes" : "no"},
           {"dot_products", has_dot_products_ ? "yes" : "no"},
           {"lanes", std::to_string(lanes_.count)}};
 }

@@ -57,6 +57,8 @@ class ClMachine {
   Status AwaitQueued(cl_command_queue queue, const char* doing) const;
   // Whether the driver keeps what it built, so that nothing needs to be stored.
   bool keeps_programs() const;
+  // Whether it computes in double precision, which kernels that draw tokens do.
+  bool has_doubles() const { return has_doubles_; }
   const ClLanes& lanes() const { return lanes_; }
   // Whether a kernel that was built for `lanes` has them in groups of `items`.
   bool HasLanes(cl_kernel kernel, size_t items) const;
@@ -80,7 +82,7 @@ class ClMachine {
   std::string name_, driver_, platform_name_, version_;
   uint64_t memory_bytes_ = 0, buffer_bytes_ = 0, group_items_ = 0, local_bytes_ = 0;
   uint32_t compute_units_ = 0, number_ = 0;
-  bool shares_host_memory_ = false, has_opencl3_ = false;
+  bool shares_host_memory_ = false, has_opencl3_ = false, has_doubles_ = false;
   bool has_dot_products_ = false, has_command_buffers_ = false, replays_overlap_ = false, divides_exactly_ = false;
   ClLanes lanes_;
   // A queue of its own: those of steps have work that may never end well.

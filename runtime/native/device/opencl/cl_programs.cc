@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/crc32.h"
+#include "device/gpu/gpu_sampling.h"
 
 namespace llmc {
 namespace {
@@ -12,21 +13,24 @@ namespace {
 constexpr const char* kKind = "opencl";
 constexpr size_t kMostLog = 600;
 constexpr std::string_view kNextProgram = "\n//// program\n";
+constexpr std::string_view kUsesDoubles = "cl_khr_fp64";
 
 }  // namespace
 
 ClPrograms::~ClPrograms() {
-  for (cl_kernel kernel : kernels_) (*machine_)->ReleaseKernel(kernel);
+  for (cl_kernel kernel : kernels_) {
+    if (kernel != nullptr) (*machine_)->ReleaseKernel(kernel);
+  }
   for (const Program& one : programs_) (*machine_)->ReleaseProgram(one.program);
 }
 
-Status ClPrograms::Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
+Status ClPrograms::Build(const std::shared_ptr<const ClMachine>& machine, const Artifact& artifact,
                          const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out) {
   LLMC_RETURN_IF_ERROR(CheckGpuTarget(artifact, kKind, kMaxClLevel));
   LLMC_RETURN_IF_ERROR(BuildFor(machine->lanes(), machine, artifact, cache_folder, known, out));
   const ClPrograms& made = **out;
   for (size_t i = 0; i < made.kernels_.size(); ++i) {
-    if (machine->HasLanes(made.kernels_[i], made.launches_[i].items)) continue;
+    if (made.kernels_[i] == nullptr || machine->HasLanes(made.kernels_[i], made.launches_[i].items)) continue;
     // The driver chose other subgroups for this kernel than for the one that was looked at.
     return BuildFor(ClLanes{}, machine, artifact, cache_folder, known, out);
   }
@@ -50,6 +54,10 @@ Status ClPrograms::BuildFor(const ClLanes& lanes, std::shared_ptr<const ClMachin
     const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
     for (size_t at = 0; at <= text.size();) {
       const size_t end = std::min(text.find(kNextProgram, at), text.size());
+      if (!cl.has_doubles() && text.substr(at, end - at).find(kUsesDoubles) != std::string_view::npos) {
+        at = end + kNextProgram.size();
+        continue;
+      }
       made->programs_.emplace_back();
       LLMC_RETURN_IF_ERROR(made->BuildProgram(artifact.code_name(artifact.code()[i]), text.data() + at, end - at, known,
                                               &made->programs_.back()));
@@ -70,6 +78,18 @@ Status ClPrograms::BuildFor(const ClLanes& lanes, std::shared_ptr<const ClMachin
       }
       made->kernels_.push_back(found);
       made->symbols_.emplace_back(made->programs_[i].program, artifact.symbol(kernel));
+    }
+    if (found == nullptr && !cl.has_doubles()) {
+      if (!DrawsTokens(kernel)) {
+        return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET,
+                             std::string("Kernel '") + artifact.symbol(kernel) +
+                                 "' computes in double precision, which the OpenCL device '" + cl.name() +
+                                 "' does not have; compile the model again, or choose another device.");
+      }
+      // The host draws tokens.
+      made->kernels_.push_back(nullptr);
+      made->symbols_.emplace_back(nullptr, artifact.symbol(kernel));
+      continue;
     }
     if (found == nullptr) {
       return artifact.Corrupt(artifact.code_name(artifact.code()[kernel.code]),

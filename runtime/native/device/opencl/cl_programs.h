@@ -18,7 +18,7 @@ class ClPrograms {
  public:
   // Builds all programs. known: those of an artifact that this one extends, which are shared, or nullptr. Returns
   // LLMC_ERR_UNSUPPORTED_TARGET for an artifact of other devices.
-  static Status Build(std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
+  static Status Build(const std::shared_ptr<const ClMachine>& machine, const Artifact& artifact,
                       const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out);
   ~ClPrograms();
   ClPrograms(const ClPrograms&) = delete;

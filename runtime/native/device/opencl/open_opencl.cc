@@ -27,6 +27,7 @@ Status Open(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   LLMC_RETURN_IF_ERROR(reader.Finish());
   std::shared_ptr<const ClMachine> machine;
   LLMC_RETURN_IF_ERROR(ClMachine::Open(choice, &machine));
+  options.sample = options.sample && machine->has_doubles();
   *out = std::make_unique<OpenOpenCl>(std::move(machine), std::move(options));
   return Status::Ok();
 }

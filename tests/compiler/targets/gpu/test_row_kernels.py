@@ -11,6 +11,7 @@ import pytest
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.elf.codegen import compile_object
 from llmc.compiler.targets.gpu.cuda import cuda_text
+from llmc.compiler.targets.gpu.opencl import OpenClTarget
 from llmc.compiler.targets.reference.backend import named
 from llmc.compiler.targets.reference.kernels.kv_pools import key_pool, value_pool
 from llmc.compiler.targets.reference.kernels.registry import build_kernel
@@ -182,6 +183,7 @@ def test_numbers_are_those_of_the_reference(name: str, on_gpu: ctypes.CDLL, plai
     scalars = np.array([_TOKENS, 1, 1, 1, 1, 0, 0, 0], np.int64)
     addresses = [ctypes.c_void_p(array.ctypes.data) for array in expected.values()]
     plain[spec.symbol()](*addresses, ctypes.c_void_p(scalars.ctypes.data), 0, 1)
+    assert "double" not in OpenClTarget().text(spec)
     p = spec.as_dict()
     adds_squares = "eps" in p or "rank" in p or p.get("qk_norm") or p.get("norm_rotated")
     for operand, found in given.items():

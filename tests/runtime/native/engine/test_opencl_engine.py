@@ -179,8 +179,9 @@ def test_devices_that_lack_one_thing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No subgroups, or no half precision, which no program uses. Answers are the same."""
-    for lacks in ("subgroups", "fp16", "command_buffers"):
+    """No subgroups, no double precision, so that the host draws tokens, or no half precision, which no program uses.
+    Answers are the same."""
+    for lacks in ("subgroups", "fp64", "fp16", "command_buffers"):
         monkeypatch.setenv("FAILING_OPENCL", f"{lacks}=0")
         # Programs are built, not those that the device built with all that it has.
         kept = {} if lacks == "command_buffers" else {"program_cache": str(tmp_path / lacks)}
