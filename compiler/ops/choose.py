@@ -89,11 +89,12 @@ class ChoiceOfRow:
 
     def each(self, count: int) -> AbstractContextManager[Any]:
         """Loops over 0 … count − 1, in any order."""
-        return self.T.serial(count)  # type: ignore[no-any-return]
+        return self.turns(count)
 
     def turns(self, count: int) -> AbstractContextManager[Any]:
         """Loops over 0 … count − 1, in order."""
-        return self.T.serial(count)  # type: ignore[no-any-return]
+        loop: AbstractContextManager[Any] = self.T.serial(count)
+        return loop
 
     def meet(self) -> None:
         """What `each` wrote is seen behind it."""

@@ -17,7 +17,7 @@ from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
 """Work items per group, but of kernels in which a group works on a whole row."""
-_MOST_ITEMS = 256  # which all GPUs allow
+_MOST_ITEMS = 256  # which most GPUs allow
 _OWN_ELEMENTS = 8  # of a row that an item has, before a group has more items
 LINEAR_ROWS = 16
 """The most rows of a tile of a linear layer."""
@@ -70,6 +70,10 @@ def _fused(rows: int, p: Params) -> Launch:
     return Launch(rows, -(-widest // ITEMS))
 
 
+def _dim(p: Params) -> int:
+    return int(p["dim"])
+
+
 def _items_of_row(width: int) -> int:
     """Items of a group that works on a row: a power of two."""
     items = ITEMS
@@ -91,11 +95,10 @@ def _tensor_attention(rows: int, p: Params, of: attentions.TensorAttention) -> L
     return Launch(rows, groups * min(of.tokens, _MOST_RUNS), of.tokens, items=attentions.ITEMS)
 
 
-_DIM: Callable[[Params], int] = lambda p: int(p["dim"])  # noqa: E731
 # Units per row for single items, by op; 1 for all others.
 _UNITS: dict[str, Callable[[Params], int]] = {
-    **dict.fromkeys(("embedding", "embedding_quant", "gather_rows", "gather_rows_leaving"), _DIM),
-    **dict.fromkeys(("activate", "beside_states", "expert_combine", "permute_columns", "pool_rows"), _DIM),
+    **dict.fromkeys(("embedding", "embedding_quant", "gather_rows", "gather_rows_leaving"), _dim),
+    **dict.fromkeys(("activate", "beside_states", "expert_combine", "permute_columns", "pool_rows"), _dim),
     "spread_logits": lambda p: int(p["out"]),
     "held_experts": lambda p: int(p["top_k"]),
     EXPERT_ORDER: lambda p: int(p["top_k"]),
@@ -160,7 +163,7 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
     if spec.op == "fused":
         return _fused(rows, p)
     if spec.op in _ROWS:
-        return Launch(rows, _ROWS[spec.op](p), items=_items_of_row(_DIM(p)))
+        return Launch(rows, _ROWS[spec.op](p), items=_items_of_row(_dim(p)))
     if spec.op in _GROUPS:
         return Launch(rows, _GROUPS[spec.op](p))
     units = _UNITS[spec.op](p) if spec.op in _UNITS else 1

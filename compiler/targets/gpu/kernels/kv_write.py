@@ -15,8 +15,9 @@ from llmc.compiler.targets.gpu.kernels.fold import Fold, add, largest
 from llmc.compiler.targets.gpu.kernels.groups import calling
 from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.strips import Kept, Strip
+from llmc.compiler.targets.reference.kernels.attention import RopeWrite
 from llmc.compiler.targets.reference.kernels.frame import NUM_TOKENS, Array, Cell, Expr, Frame, is_nan, let, when
-from llmc.compiler.targets.reference.kernels.kv_pools import Pool, key_pool, value_pool
+from llmc.compiler.targets.reference.kernels.kv_pools import Pool, key_pool
 
 _Number = Callable[[Expr, Expr], Expr]
 """The number of an element, by its place in the item's strip and its index."""
@@ -83,25 +84,15 @@ def _factor(folded: Expr, width: int, eps: float) -> Expr:
 
 
 def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
-    p = spec.as_dict()
-    heads, kv_heads, head_dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
-    rotary, kv, block, qk_norm = int(p["rotary_dim"]), str(p["kv_dtype"]), int(p["block_size"]), bool(p["qk_norm"])
-    norm_rotated = bool(p.get("norm_rotated", False))
-    norm_first = qk_norm and not norm_rotated
-    half, all_heads = rotary // 2, heads + 2 * kv_heads
-    keys, values = (pool(kv, max(1, kv_heads), head_dim, block) for pool in (key_pool, value_pool))
-    norms = {"q_norm": "f32", "k_norm": "f32"} if qk_norm else {}
-    scales = {"kv_scales": "f32"} if p.get("kv_scales", False) else {}
-    inputs = {"qkv": "f32", **norms, **scales, "cos_sin": "f32", "positions": "i32"}
-    if kv_heads:
-        inputs |= {"slot_mapping": "i32", "k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype}
-    with Frame(spec.symbol(), {**inputs, "out": "f32"}) as k:
-        strip, squares_of = Strip(k, head_dim), Fold(k, add) if norm_first or norm_rotated else None
-        writer = _Writer(k, keys) if kv_heads else None
-        with calling(k).share_groups(let(k.scalar(NUM_TOKENS) * all_heads)) as unit:
-            token, head = let(T.truncdiv(unit, all_heads)), let(T.truncmod(unit, all_heads))
-            source, angle = let(unit * head_dim), let(k.raw("positions", token) * rotary)
-            turns, factor = let(T.Cast("int32", head < heads + kv_heads)), Cell(T.float32(1.0))
+    rope = RopeWrite(spec)
+    norm_first = rope.qk_norm and not rope.norm_rotated
+    with Frame(spec.symbol(), rope.buffers) as k:
+        strip, squares_of = Strip(k, rope.head_dim), Fold(k, add) if norm_first or rope.norm_rotated else None
+        writer = _Writer(k, rope.keys) if rope.kv_heads else None
+        with calling(k).share_groups(let(k.scalar(NUM_TOKENS) * rope.all_heads)) as unit:
+            token, head = let(T.truncdiv(unit, rope.all_heads)), let(T.truncmod(unit, rope.all_heads))
+            source, angle = let(unit * rope.head_dim), let(k.raw("positions", token) * rope.rotary)
+            turns, factor = let(T.Cast("int32", head < rope.heads + rope.kv_heads)), Cell(T.float32(1.0))
             given, found = Kept(strip, lambda i: k.raw("qkv", source + i)), Array(strip.places)
             number = _numbers(found)
 
@@ -111,11 +102,11 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
                 with strip.each() as (place, i):
                     one = let(number(place, i), "float32")
                     squares.set(fma(one, one, squares.get()))
-                factor.set(_factor(squares_of(squares.get()), head_dim, float(p["norm_eps"])))
+                factor.set(_factor(squares_of(squares.get()), rope.head_dim, rope.norm_eps))
 
             def norm(i: Expr) -> Expr:
                 of_query = let(k.raw("q_norm", i), "float32")
-                return T.Select(head < heads, of_query, let(k.raw("k_norm", i), "float32"))
+                return T.Select(head < rope.heads, of_query, let(k.raw("k_norm", i), "float32"))
 
             def value(number: Expr, i: Expr) -> Expr:
                 return let(number * factor.get() * norm(i), "float32") if norm_first else number
@@ -126,25 +117,25 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
                 found[place] = given.get(place, i)
                 with when(turns == 1):
                     found[place] = value(given.get(place, i), i)
-                    if rotary:
-                        with when(i < rotary):
-                            partner = _partner(half, i)
+                    if rope.rotary:
+                        with when(i < rope.rotary):
+                            partner = _partner(rope.half, i)
                             other = value(let(k.raw("qkv", source + partner), "float32"), partner)
-                            found[place] = _rotated(k, angle, half, i, let(found[place], "float32"), other)
-            if norm_rotated:
+                            found[place] = _rotated(k, angle, rope.half, i, let(found[place], "float32"), other)
+            if rope.norm_rotated:
                 find_factor(number)
                 with strip.each() as (place, i), when(turns == 1):
-                    found[place] = found[place] * factor.get() * (norm(i) if qk_norm else T.float32(1.0))
-            with when(head < heads), strip.each() as (place, i):
-                k.store("out", found[place], (token * heads + head) * head_dim + i)
+                    found[place] = found[place] * factor.get() * (norm(i) if rope.qk_norm else T.float32(1.0))
+            with when(head < rope.heads), strip.each() as (place, i):
+                k.store("out", found[place], (token * rope.heads + head) * rope.head_dim + i)
             if writer is not None:
                 slot = let(k.raw("slot_mapping", token))
-                kv_block, offset = let(T.truncdiv(slot, block)), let(T.truncmod(slot, block))
+                kv_block, offset = let(T.truncdiv(slot, rope.block)), let(T.truncmod(slot, rope.block))
                 widest = writer.widest(strip, number)
-                for pool, first in ((keys, heads), (values, heads + kv_heads)):
+                for pool, first in ((rope.keys, rope.heads), (rope.values, rope.heads + rope.kv_heads)):
                     own = let(head - first)
-                    with when(T.And(own >= 0, own < kv_heads)):
-                        stated = let(k.raw("kv_scales", head - heads), "float32") if scales else None
+                    with when(T.And(own >= 0, own < rope.kv_heads)):
+                        stated = let(k.raw("kv_scales", head - rope.heads), "float32") if rope.stated_scales else None
                         writer.write(pool, (kv_block, own, offset), strip, number, widest, stated)
     return k.function()
 

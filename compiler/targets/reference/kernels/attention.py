@@ -25,38 +25,58 @@ from llmc.compiler.targets.reference.kernels.kv_pools import key_pool, value_poo
 from llmc.compiler.targets.reference.kernels.rows import write_activation
 
 
+class RopeWrite:
+    """What a spec of rope_kv_write says. buffers: dtype by name, in operand order."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        p = spec.as_dict()
+        self.heads, self.kv_heads, self.head_dim = (int(p[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
+        self.rotary, self.block, self.norm_eps = int(p["rotary_dim"]), int(p["block_size"]), float(p["norm_eps"])
+        self.qk_norm, self.norm_rotated = bool(p["qk_norm"]), bool(p.get("norm_rotated", False))
+        self.stated_scales = bool(p.get("kv_scales", False))
+        sizes = str(p["kv_dtype"]), max(1, self.kv_heads), self.head_dim, self.block
+        self.keys, self.values = key_pool(*sizes), value_pool(*sizes)
+        norms = {"q_norm": "f32", "k_norm": "f32"} if self.qk_norm else {}
+        scales = {"kv_scales": "f32"} if self.stated_scales else {}
+        self.buffers = {"qkv": "f32", **norms, **scales, "cos_sin": "f32", "positions": "i32"}
+        if self.kv_heads:
+            pools = {"k_pool": self.keys.buffer_dtype, "v_pool": self.values.buffer_dtype}
+            self.buffers |= {"slot_mapping": "i32", **pools}
+        self.buffers["out"] = "f32"
+
+    @property
+    def half(self) -> int:
+        """Pairs of elements that are rotated."""
+        return self.rotary // 2
+
+    @property
+    def all_heads(self) -> int:
+        """Of queries, keys and values."""
+        return self.heads + 2 * self.kv_heads
+
+
 def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
-    p = spec.as_dict()
-    heads, kv_heads, head_dim = int(p["num_heads"]), int(p["num_kv_heads"]), int(p["head_dim"])
-    rotary, kv, block, qk_norm = int(p["rotary_dim"]), str(p["kv_dtype"]), int(p["block_size"]), bool(p["qk_norm"])
-    norm_rotated = bool(p.get("norm_rotated", False))
-    half, all_heads = rotary // 2, heads + 2 * kv_heads
-    keys, values = (pool(kv, max(1, kv_heads), head_dim, block) for pool in (key_pool, value_pool))
-    norms = {"q_norm": "f32", "k_norm": "f32"} if qk_norm else {}
-    scales = {"kv_scales": "f32"} if p.get("kv_scales", False) else {}
-    inputs = {"qkv": "f32", **norms, **scales, "cos_sin": "f32", "positions": "i32"}
-    if kv_heads:
-        inputs |= {"slot_mapping": "i32", "k_pool": keys.buffer_dtype, "v_pool": values.buffer_dtype}
+    rope = RopeWrite(spec)
     with (
-        Frame(spec.symbol(), {**inputs, "out": "f32"}) as k,
-        k.share(k.scalar(NUM_TOKENS) * all_heads) as unit,
+        Frame(spec.symbol(), rope.buffers) as k,
+        k.share(k.scalar(NUM_TOKENS) * rope.all_heads) as unit,
     ):
-        token, head = let(T.truncdiv(unit, all_heads)), let(T.truncmod(unit, all_heads))
-        source = let(unit * head_dim)
-        angle = let(k.raw("positions", token) * rotary)
-        turned = Array(head_dim)
+        token, head = let(T.truncdiv(unit, rope.all_heads)), let(T.truncmod(unit, rope.all_heads))
+        source = let(unit * rope.head_dim)
+        angle = let(k.raw("positions", token) * rope.rotary)
+        turned = Array(rope.head_dim)
 
         def find_factor(factor: Cell, element: Callable[[Expr], Expr]) -> None:
             """1 / sqrt(mean square)."""
             squares = Cell(T.float32(0.0))
-            with T.serial(head_dim) as i:
+            with T.serial(rope.head_dim) as i:
                 squares.set(squares.get() + element(i) * element(i))
-            mean = squares.get() / T.float32(head_dim)
-            factor.set(T.float32(1.0) / T.sqrt(mean + T.float32(float(p["norm_eps"]))))
+            mean = squares.get() / T.float32(rope.head_dim)
+            factor.set(T.float32(1.0) / T.sqrt(mean + T.float32(rope.norm_eps)))
 
         def turn(norm: str) -> None:
             """Fills `turned` with the head, normed and rotated, as the spec says in which order."""
-            factor, first = Cell(T.float32(1.0)), qk_norm and not norm_rotated
+            factor, first = Cell(T.float32(1.0)), rope.qk_norm and not rope.norm_rotated
             if first:
                 find_factor(factor, lambda i: k.raw("qkv", source + i))
 
@@ -64,35 +84,35 @@ def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
                 plain = k.raw("qkv", source + i)
                 return let(plain * factor.get() * k.raw(norm, i), "float32") if first else plain
 
-            with T.serial(half) as i:
-                cos, sin = k.raw("cos_sin", angle + i), k.raw("cos_sin", angle + half + i)
-                low, high = value(i), value(half + i)
+            with T.serial(rope.half) as i:
+                cos, sin = k.raw("cos_sin", angle + i), k.raw("cos_sin", angle + rope.half + i)
+                low, high = value(i), value(rope.half + i)
                 turned[i] = low * cos - high * sin
-                turned[half + i] = high * cos + low * sin
-            with T.serial(rotary, head_dim) as i:
+                turned[rope.half + i] = high * cos + low * sin
+            with T.serial(rope.rotary, rope.head_dim) as i:
                 turned[i] = value(i)
-            if norm_rotated:
+            if rope.norm_rotated:
                 find_factor(factor, lambda i: turned[i])
-                with T.serial(head_dim) as i:
-                    turned[i] = turned[i] * factor.get() * (k.raw(norm, i) if qk_norm else T.float32(1.0))
+                with T.serial(rope.head_dim) as i:
+                    turned[i] = turned[i] * factor.get() * (k.raw(norm, i) if rope.qk_norm else T.float32(1.0))
 
         def stated() -> Expr | None:
             """The checkpoint's scale, if stated: those of keys, then of values, head by head."""
-            return let(k.raw("kv_scales", head - heads), "float32") if scales else None
+            return let(k.raw("kv_scales", head - rope.heads), "float32") if rope.stated_scales else None
 
-        with when(head < heads):
+        with when(head < rope.heads):
             turn("q_norm")
-            with T.serial(head_dim) as i:
-                k.store("out", turned[i], (token * heads + head) * head_dim + i)
-        if kv_heads:
+            with T.serial(rope.head_dim) as i:
+                k.store("out", turned[i], (token * rope.heads + head) * rope.head_dim + i)
+        if rope.kv_heads:
             slot = let(k.raw("slot_mapping", token))
-            kv_block, offset = let(T.truncdiv(slot, block)), let(T.truncmod(slot, block))
-            with when(T.And(head >= heads, head < heads + kv_heads)):
+            kv_block, offset = let(T.truncdiv(slot, rope.block)), let(T.truncmod(slot, rope.block))
+            with when(T.And(head >= rope.heads, head < rope.heads + rope.kv_heads)):
                 turn("k_norm")
-                keys.write(k, kv_block, let(head - heads), offset, lambda i: turned[i], stated())
-            with when(head >= heads + kv_heads):
-                own = let(head - (heads + kv_heads))
-                values.write(k, kv_block, own, offset, lambda i: k.raw("qkv", source + i), stated())
+                rope.keys.write(k, kv_block, let(head - rope.heads), offset, lambda i: turned[i], stated())
+            with when(head >= rope.heads + rope.kv_heads):
+                own = let(head - (rope.heads + rope.kv_heads))
+                rope.values.write(k, kv_block, own, offset, lambda i: k.raw("qkv", source + i), stated())
     return k.function()
 
 
