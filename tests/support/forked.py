@@ -12,7 +12,7 @@ from typing import IO
 
 # `anew` reads the environment when it is imported, so each process imports it for itself; what it is built on is there.
 _PARENT = """
-import json, os, sys, traceback
+import json, os, signal, sys, traceback
 first, anew = sys.argv[1:]
 exec(first)
 for name in [name for name in sys.modules if name.partition(".")[0] == anew]:
@@ -21,6 +21,7 @@ for line in sys.stdin:
     told = json.loads(line)
     pid = os.fork()
     if pid == 0:
+        signal.alarm(300)
         os.environ.clear()
         os.environ.update(told["environment"])
         os.chdir(told["folder"])
@@ -54,7 +55,9 @@ class Parent:
         told = {"code": code, "arguments": arguments, "folder": str(folder), "environment": dict(environment)}
         print(json.dumps(told | {name: str(file) for name, file in files.items()}), file=self._input, flush=True)
         assert self.process.stdout is not None
-        returned = int(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        assert line, "the process that forks has ended"
+        returned = int(line)
         return subprocess.CompletedProcess(code, returned, *(file.read_text() for file in files.values()))
 
     @property

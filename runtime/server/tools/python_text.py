@@ -88,6 +88,9 @@ class PythonText(TextMachine):
         if not char:
             self._position = len(self._buffer)
             return None
+        if char == "\r":
+            yield from self._literal("\n")
+            return ""
         if char in _SIMPLE:
             return _as_json(_SIMPLE[char])
         if char in _DIGITS:
@@ -121,6 +124,11 @@ class PythonText(TextMachine):
             return _as_json(unicodedata.lookup(name))
         except KeyError:
             return None
+
+
+def is_argument_name(word: str) -> bool:
+    """Whether an argument may have this name without quotes: as in Python, with hyphens and dots."""
+    return word.replace("-", "").replace(".", "").isidentifier()
 
 
 def value_as_json(word: str) -> str | None:

@@ -8,6 +8,7 @@ pythonic_detector.py and lfm2_detector.py of SGLang.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from llmc.runtime.text.tokenizer import Tokenizer
 from ..text_machine import Step
 from .definitions import Tool
 from .parser import CLOSING, ToolCallParser, lead_rules, marker_term
-from .python_text import PythonText, value_as_json
+from .python_text import PythonText, is_argument_name, value_as_json
 from .pythonic_rules import argument_rules
 
 _CALL_END = ")"
@@ -35,9 +36,10 @@ class Lfm2Parser(PythonText, ToolCallParser):
     def _run(self) -> Step[None]:
         yield from self._between_markers()
 
-    def _between_markers(self) -> Step[None]:
+    def _between_markers(self, broken: bool = False) -> Step[None]:
+        """broken: whether what is left of malformed calls comes first."""
         opening, closing = self.markers
-        awaited: tuple[str, ...] = (opening,)
+        awaited = self.markers if broken else (opening,)
         while found := (yield from self._content_until(*awaited)):
             awaited = (opening,)
             if found == closing:
@@ -56,7 +58,7 @@ class Lfm2Parser(PythonText, ToolCallParser):
                 yield from self._space()
             if not (yield from self._literal(closing, cut=True)):
                 # What is left of malformed calls is content, but not their end.
-                awaited = (opening, closing)
+                awaited = self.markers
             yield from self._space()
             self._commit()
 
@@ -97,11 +99,10 @@ class Lfm2Parser(PythonText, ToolCallParser):
             return self._malformed()
         self._start(name)
         self._tell(f'{{"{key}":')
-        return (yield from self._values({key}))
+        return (yield from self._values())
 
-    def _values(self, seen: set[str]) -> Step[bool]:
-        """Reads and emits the value of the first argument, and all up to the end of the call. seen: names of
-        arguments."""
+    def _values(self) -> Step[bool]:
+        """Reads and emits the value of the first argument, and all up to the end of the call."""
         closing = [_CALL_END]
         while True:
             yield from self._space()
@@ -120,7 +121,7 @@ class Lfm2Parser(PythonText, ToolCallParser):
             while more:
                 yield from self._space()
                 if not (yield from self._literal(closing[-1])):
-                    if not (yield from self._key(closing[-1], separator, seen)):
+                    if not (yield from self._key(closing[-1], separator)):
                         return False
                     break
                 ended = closing.pop()
@@ -140,8 +141,9 @@ class Lfm2Parser(PythonText, ToolCallParser):
             return True
         return (yield from self._peek()) == closing[-1] or self._malformed()
 
-    def _key(self, end: str, separator: str, seen: set[str]) -> Step[bool]:
-        """Reads and emits what comes before a value. end: of what holds it."""
+    def _key(self, end: str, separator: str) -> Step[bool]:
+        """Reads and emits what comes before a value. end: of what holds it. Of equal names, readers of JSON take the
+        last."""
         if end == "]":
             # Of a list, nothing does; a value must follow.
             if not (yield from self._peek()):
@@ -151,9 +153,8 @@ class Lfm2Parser(PythonText, ToolCallParser):
             return True
         if end == _CALL_END:
             key = yield from self._argument_name()
-            if key is None or key in seen:
+            if key is None:
                 return self._malformed()
-            seen.add(key)
         else:
             key = yield from self._whole_text()
             yield from self._space()
@@ -168,7 +169,7 @@ class Lfm2Parser(PythonText, ToolCallParser):
             key = yield from self._whole_text()
         else:
             name = yield from self._bare()
-            key = name if name.replace("-", "").replace(".", "").isidentifier() else None
+            key = name if is_argument_name(name) else None
         yield from self._space()
         return key if key is not None and (yield from self._literal("=")) else None
 
@@ -225,23 +226,26 @@ class PythonicParser(Lfm2Parser):
     markers: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_end|>")
 
     def _run(self) -> Step[None]:
-        yield from self._space()
-        yield from self._calls(bare=False)
+        # As `grammar` has it: what else Python's str takes for white space begins content.
+        while (char := (yield from self._peek())) and char in " \t\r\n":
+            self._position += 1
+        whole = yield from self._calls(bare=False)
         if self.num_calls == 0:
             self._position = 0
-        else:
+        elif whole:
             yield from self._space()
             yield from self._literal(self.markers[1])
             yield from self._space()
             self._commit()
-        yield from self._between_markers()
+        yield from self._between_markers(broken=self.num_calls > 0 and not whole)
 
     @classmethod
     def grammar(cls, tools: Sequence[Tool], parallel: bool, tokenizer: Tokenizer) -> str:
         special = [tokenizer.special_token_id(marker) for marker in cls.markers]
         between = "" if None in special else f" | <[{special[0]}]> bracketed <[{special[1]}]>"
-        # Only an answer that starts with a bracket is calls.
-        free = "free: calls | TEXT\nTEXT: /[ \\t\\r\\n]*([^\\[ \\t\\r\\n](.|\\n)*)?/"
+        # Only an answer that starts with a bracket is calls, and what a marker that is mere text begins.
+        unmarked = f" & ~/(.|\\n)*{re.escape(cls.markers[0])}(.|\\n)*/" if None in special else ""
+        free = f"free: calls | TEXT\nTEXT: /[ \\t\\r\\n]*([^\\[ \\t\\r\\n](.|\\n)*)?/{unmarked}"
         return f"calls: bracketed{between}\n{free}\n{_bracketed(len(tools), parallel)}\n" + argument_rules(tools)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from llmc.runtime.guided.constraint import lark_text, schema_text
 
 from .definitions import Tool
+from .python_text import is_argument_name
 from .schema_rules import Rules, Schemas, terminal, words
 
 _NAME = "/[A-Za-z_][A-Za-z0-9_]*/"
-_BARE_NAME = re.compile(r"[^\W0-9][\w.-]*")
 _TEXT = '%json {"type": "string"}'
 _ANY_RULES = f"""any: text | dict | list | NUMBER | "True" | "False" | "None"
 dict: "{{" (member (COMMA member)*)? "}}"
@@ -52,7 +51,7 @@ class _Rules(Rules):
 
     def key(self, name: str, *, call: bool) -> str:
         if call:
-            return lark_text(f"{name if _BARE_NAME.fullmatch(name) else _written(name)}=")
+            return lark_text(f"{name if is_argument_name(name) else _written(name)}=")
         return f"{lark_text(_written(name))} COLON"
 
     def new_key(self, pattern: str | None, *, call: bool) -> str:

@@ -6,6 +6,7 @@ They accept what a schema accepts, or less: declared properties in one order, an
 from __future__ import annotations
 
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -197,6 +198,8 @@ class Schemas:
             self._unenforced(place, keyword)
         types = schema.get("type", _TYPES)
         values = [schema["const"]] if "const" in schema else schema["enum"]
+        if not _all_finite(values):
+            raise self._fail(place, "a number is not finite")
         fitting = [value for value in values if _has_type(value, (types,) if isinstance(types, str) else types)]
         return self._choice([self._rules.literal(value) for value in fitting], place)
 
@@ -244,7 +247,7 @@ class Schemas:
     def _object(self, schema: Mapping[str, Any], place: str, *, call: bool) -> str:
         declared, required = schema.get("properties", {}), schema.get("required", [])
         others, patterns = schema.get("additionalProperties", True), schema.get("patternProperties", {})
-        listed = {name: child for name, child in {**dict.fromkeys(required, others), **declared}.items()}
+        listed = {**declared, **{name: others for name in required if name not in declared}}
         members = []
         for name in self._rules.ordered(listed):
             if listed[name] is False and name not in required:
@@ -343,6 +346,14 @@ def _has_type(value: Any, types: Sequence[str]) -> bool:
     if isinstance(value, bool):
         return "boolean" in types
     if isinstance(value, int | float):
-        return "number" in types or ("integer" in types and value == int(value))
+        return "number" in types or ("integer" in types and (isinstance(value, int) or value.is_integer()))
     kinds: list[tuple[type, str]] = [(str, "string"), (list, "array"), (dict, "object")]
     return next((name for kind, name in kinds if isinstance(value, kind)), "null") in types
+
+
+def _all_finite(value: Any) -> bool:
+    """Whether a value of JSON has no number that JSON cannot write."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    held = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return all(map(_all_finite, held))

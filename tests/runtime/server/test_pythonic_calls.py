@@ -79,6 +79,11 @@ CASES: list[tuple[str, str, Calls]] = [
     ("«[]»", "«[]»", []),
     ("«bad «[add()]»", "«bad", [("add", "{}")]),
     ('«[{"name": "rm", "arguments": {}}]»', '«[{"name": "rm", "arguments": {}}]»', []),
+    # Of equal names, readers of JSON take the last.
+    ("«[add(a=1, a=2)]»", "", [("add", '{"a":1,"a":2}')]),
+    ("«[add(größe=1, 'm²'=2)]»", "", [("add", '{"größe":1,"m²":2}')]),
+    ("«[add(m²=2)]»", "«[add(m²=2)]»", []),
+    ("«[add(a='x\\\r\ny')]»", "", [("add", '{"a":"xy"}')]),
     # Cut off inside the arguments.
     ("«[add(a=1, b", "", [("add", '{"a":1')]),
     ("«[add(a=Tru", "", [("add", '{"a":')]),
@@ -88,7 +93,6 @@ CASES: list[tuple[str, str, Calls]] = [
     ("«[add(a=1]»", "]", [("add", '{"a":1')]),
     ("«[add(a=x)]» so", "x)] so", [("add", '{"a":')]),
     ("«[add(a=1 + 2)]»", "+ 2)]", [("add", '{"a":1')]),
-    ("«[add(a=1, a=2)]»", ", a=2)]", [("add", '{"a":1')]),
     ("«[add(a=1, rm(2))]»", ", rm(2))]", [("add", '{"a":1')]),
     ("«[add(a={1: 2})]»", "1: 2})]", [("add", '{"a":{')]),
     (r"«[add(a='b\xq')]»", r"\xq')]", [("add", '{"a":"b')]),
@@ -103,6 +107,8 @@ BARE: list[tuple[str, str, Calls]] = [
     ("[add(a=1)] «[add_two()]»", "", [("add", '{"a":1}'), ("add_two", "{}")]),
     ("[add(a=1)]»", "", [("add", '{"a":1}')]),
     ("[add(a=1] so", "] so", [("add", '{"a":1')]),
+    ("[add(a=x)]» so", "x)] so", [("add", '{"a":')]),
+    ("\u00a0[add(a=1)]", "\u00a0[add(a=1)]", []),
     ("[1] says so", "[1] says so", []),
     (" [rm()]", " [rm()]", []),
     ("add(a=1)", "add(a=1)", []),
@@ -260,6 +266,11 @@ SCHEMAS: dict[str, Any] = {
     "none": {"type": "object", "properties": {}, "additionalProperties": False},
     "open": {"type": "object"},
     "by_ref": {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"x": {"const": "'\"\\"}}}}},
+    # In the order of the schema, whatever is required.
+    "named": {
+        "properties": {"m": {"type": "null"}, "größe": {"type": "null"}, "m²": {"type": "boolean"}},
+        "required": ["m²", "größe"],
+    },
     "either": {
         "anyOf": [
             {"properties": {"a": {"type": "boolean"}}, "required": ["a"]},
@@ -314,7 +325,12 @@ def test_what_is_written_is_read_and_fits_the_schema(name: str, parallel: bool, 
         ("pythonic", "Hello [", True),
         ("pythonic", "", True),
         ("pythonic", "\n[1]", False),
+        ("pythonic", "So «[none()]", False),
+        ("pythonic", "\u00a0[none(a=3)]", True),
         ("pythonic", "[none()]", True),
+        ("pythonic", "[named(m=None, größe=None, \"m²\"=True)]", True),
+        ("pythonic", "[named(m=None, größe=None, m²=True)]", False),
+        ("pythonic", "[named(\"m²\"=True, größe=None)]", False),
         ("pythonic", "[rm()]", False),
         ("pythonic", "[either(a=True)]", True),
         ("pythonic", "[either(a=None)]", False),
@@ -326,6 +342,13 @@ def test_free_text_with_strict_calls(name: str, text: str, allowed: bool, tokeni
     tokens = COMPILER._tokenizer.tokenize_str(marked(name, text))
     taken = matcher.try_consume_tokens(tokens)
     assert (taken == len(tokens) and matcher.is_accepting()) is allowed
+
+
+def test_numbers_that_json_cannot_write_are_refused(tokenizer: Tokenizer) -> None:
+    for value in (float("inf"), {"k": [float("nan")]}):
+        tools = [function({"properties": {"a": {"enum": [1, value]}}}, "f")]
+        with pytest.raises(RequestError, match="a number is not finite"):
+            grammar("pythonic", tools, tokenizer)
 
 
 def test_markers_that_are_special_tokens(special_tokens: Tokenizer) -> None:
