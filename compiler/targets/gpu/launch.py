@@ -13,14 +13,14 @@ from llmc.compiler.targets.gpu import tensor_attention as attentions
 from llmc.compiler.targets.gpu import tensor_cores as tensors
 from llmc.compiler.targets.gpu.attention_split import groups_of, side_by_side, tokens_together
 from llmc.compiler.targets.gpu.linear_forms import launch_tiles
+from llmc.compiler.targets.gpu.plain_forms import ITEMS as PLAIN_ITEMS
+from llmc.compiler.targets.gpu.plain_forms import MOST_ROWS, most_tiles
 from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
 
 ITEMS = 64
 """Work items per group, but of kernels in which a group works on a whole row."""
 _MOST_ITEMS = 256  # which most GPUs allow
 _OWN_ELEMENTS = 8  # of a row that an item has, before a group has more items
-LINEAR_ROWS = 16
-"""The most rows of a tile of a linear layer."""
 EXPERT_ORDER = "expert_order"
 Params = dict[str, Param]
 _MOST_RUNS = 4  # that a tile of tokens has groups for; they take turns beyond it
@@ -54,10 +54,16 @@ class Launch:
         return self.items, self.rows, self.groups, self.tile_rows, *self.stage
 
 
-def _tiles(p: Params) -> int:
-    """Column tiles of a linear layer's result."""
-    columns = int(p["n"]) // (2 if p.get("gated") else 1)
-    return -(-columns // ITEMS)
+def _linear(rows: int, op: str, p: Params) -> Launch:
+    """A linear layer without tensor cores."""
+    if op in _HEAD_LINEARS:
+        heads = int(p["heads"])
+        return Launch(rows, heads * most_tiles(int(p["n"]) // heads, 1), MOST_ROWS, items=PLAIN_ITEMS)
+    parts = 2 if p.get("gated") else 1
+    tiles = most_tiles(int(p["n"]) // parts, parts)
+    if "top_k" in p:  # a row has its own weights
+        return Launch(rows, tiles * int(p["top_k"]), items=PLAIN_ITEMS)
+    return Launch(rows, tiles, MOST_ROWS, items=PLAIN_ITEMS)
 
 
 def _fused(rows: int, p: Params) -> Launch:
@@ -118,8 +124,6 @@ _GROUPS: dict[str, Callable[[Params], int]] = {
     "choose_experts": lambda p: 1,
     "merge_attention": lambda p: int(p["num_heads"]),
     "adapter_shrink": lambda p: int(p["width"]) * int(p.get("top_k", 1)),
-    "expert_linear": lambda p: _tiles(p) * int(p["top_k"]),
-    "expert_linear_quant": lambda p: _tiles(p) * int(p["top_k"]),
 }
 # Groups per row that work on a whole row of `dim` elements, by op.
 _ROWS: dict[str, Callable[[Params], int]] = {
@@ -129,9 +133,8 @@ _ROWS: dict[str, Callable[[Params], int]] = {
 }
 # Ops of attention, and the parameter that is the width of their values.
 _ATTENTION = {"paged_attention": "head_dim", "latent_attention": "rank"}
-_LINEARS = frozenset({"linear", "linear_quant"})
-# Ops whose items share columns and loop over all rows.
-_BY_COLUMNS = frozenset({"head_linear", "packed_head_linear"})
+_HEAD_LINEARS = frozenset({"head_linear", "packed_head_linear"})
+_LINEARS = frozenset({"linear", "linear_quant", "expert_linear", "expert_linear_quant"}) | _HEAD_LINEARS
 
 
 def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
@@ -155,9 +158,7 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
     if spec.op in _OF_SEQUENCES:
         return Launch(_SAMPLES, -(-_OF_SEQUENCES[spec.op](p) // ITEMS))
     if spec.op in _LINEARS:
-        return Launch(rows, _tiles(p), LINEAR_ROWS)
-    if spec.op in _BY_COLUMNS:
-        return Launch(_FIXED, -(-int(p["n"]) // ITEMS))
+        return _linear(rows, spec.op, p)
     if spec.op in _ATTENTION:
         return _attention(rows, p, int(p[_ATTENTION[spec.op]]))
     if spec.op == "fused":

@@ -18,7 +18,7 @@ from llmc.compiler.targets.gpu.kernels.fused import fused
 from llmc.compiler.targets.gpu.kernels.groups import Groups
 from llmc.compiler.targets.gpu.kernels.kv_write import latent_kv_write, rope_kv_write
 from llmc.compiler.targets.gpu.kernels.latent_attention import latent_attention
-from llmc.compiler.targets.gpu.kernels.linear import expert_linear, linear
+from llmc.compiler.targets.gpu.kernels.linear import expert_linear, head_linear, linear
 from llmc.compiler.targets.gpu.kernels.rank_sum import rank_sum
 from llmc.compiler.targets.gpu.kernels.rows import quantize_rows, rms_norm
 from llmc.compiler.targets.gpu.kernels.sampling import (
@@ -50,6 +50,8 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "choose_experts": choose_experts,
     "expert_linear": expert_linear,
     "expert_linear_quant": expert_linear,
+    "head_linear": head_linear,
+    "packed_head_linear": head_linear,
     "rms_norm": rms_norm,
     "quantize_rows": quantize_rows,
     "expert_quantize": quantize_rows,

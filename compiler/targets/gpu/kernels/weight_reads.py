@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.dtypes import F32, FLOATS
-from llmc.compiler.targets.gpu.kernels.fragments import call
+from llmc.compiler.targets.gpu.kernels.words import load_words, part_of
 from llmc.compiler.targets.reference.kernels.frame import Array, Cell, Expr, Frame, let, row_width, widened
 from llmc.compiler.targets.reference.kernels.matrix import IntegerMatrix, Matrix
 from llmc.compiler.targets.reference.kernels.padding import number_bytes, stored_bits
@@ -32,9 +32,10 @@ class Read:
 
 
 class WeightReads(ABC):
-    """count: elements of a read, which divides a row's and those of a scale."""
+    """count: elements of a read, which divides a row's and those of a scale. bytes: of a read."""
 
     count: int
+    bytes: int
 
     @abstractmethod
     def read(self, k: Frame, row: Expr, first: Expr) -> Read:
@@ -45,22 +46,6 @@ class WeightReads(ABC):
         """Element i of a read, as it is multiplied."""
 
 
-def _load(k: Frame, size: int, at: Expr) -> Array | None:
-    """`size` bytes from an index of the weight on."""
-    if not size:
-        return None
-    words = Array(size // 4, "uint32")
-    call(f"llmc_load{size}", words.address(0), k.address("weight", at))
-    return words
-
-
-def _part(words: Array, i: Expr, bits: int) -> Expr:
-    """Unsigned number i of those that words are made of, as int32."""
-    per_word = 32 // bits
-    up = T.truncmod(i, per_word) * bits
-    return T.bitwise_and(T.shift_right(T.Cast("int32", words[T.truncdiv(i, per_word)]), up), T.int32((1 << bits) - 1))
-
-
 class FloatReads(WeightReads):
     """Unquantized weights."""
 
@@ -68,16 +53,20 @@ class FloatReads(WeightReads):
         self._dtype, self._pitch = dtype, row_width(width, dtype)
         count = _MOST_BYTES // FLOATS[dtype].item_bytes
         self.count = count if width % count == 0 else 1
+        self.bytes = self.count * FLOATS[dtype].item_bytes
 
     def read(self, k: Frame, row: Expr, first: Expr) -> Read:
-        return Read(row, first, _load(k, _MOST_BYTES * (self.count > 1), row * self._pitch + first))
+        if self.count == 1:
+            return Read(row, first, None)
+        at = let(row * self._pitch + first)
+        return Read(row, first, load_words(k, "weight", _MOST_BYTES, _MOST_BYTES, at, FLOATS[self._dtype].item_bytes))
 
     def element(self, k: Frame, read: Read, i: Expr) -> Expr:
         if read.words is None:
             return let(k.load("weight", read.row * self._pitch + read.first), "float32")
         if self._dtype == F32.name:
             return let(T.reinterpret("float32", read.words[i]), "float32")
-        return let(widened(self._dtype, let(_part(read.words, i, 16))), "float32")
+        return let(widened(self._dtype, let(part_of(read.words, i, 16))), "float32")
 
 
 class NumberReads(WeightReads):
@@ -87,8 +76,8 @@ class NumberReads(WeightReads):
         self._matrix, self._value, self._dtype = matrix, value, dtype
         self._bits = stored_bits(matrix.bits)
         self._stride = number_bytes(matrix.width, matrix.bits)
-        self._bytes = next((size for size in (16, 8, 4) if self._fits(size, length)), 0)
-        self.count = max(1, self._bytes * 8 // self._bits)
+        wide = next((size for size in (16, 8, 4) if self._fits(size, length)), 0)
+        self.count, self.bytes = max(1, wide * 8 // self._bits), max(1, wide)
 
     def _fits(self, size: int, length: int) -> bool:
         count = size * 8 // self._bits
@@ -96,14 +85,17 @@ class NumberReads(WeightReads):
         return count <= _MOST_NUMBERS and self._stride % size == 0 and not any(part % count for part in parts)
 
     def read(self, k: Frame, row: Expr, first: Expr) -> Read:
-        words = _load(k, self._bytes, row * self._stride + T.truncdiv(first * self._bits, 8))
+        words = None
+        if self.count > 1:
+            at = let(row * self._stride + T.truncdiv(first * self._bits, 8))
+            words = load_words(k, "weight", self.bytes, self.bytes, at, 1)
         return Read(row, first, words, let(self._matrix.group(first)))
 
     def element(self, k: Frame, read: Read, i: Expr) -> Expr:
         place = let(read.first + i)
         if read.words is None:
             return let(self._value(k, read.row, place), self._dtype)
-        with self._matrix.known(place, let(_part(read.words, i, self._bits)), read.group):
+        with self._matrix.known(place, let(part_of(read.words, i, self._bits)), read.group):
             return let(self._value(k, read.row, place), self._dtype)
 
 
@@ -113,7 +105,7 @@ class WordReads(WeightReads):
     def __init__(self, matrix: IntegerMatrix, length: int) -> None:
         """length: numbers of a scale."""
         self._matrix, self._numbers = matrix, NumberReads(matrix, matrix.whole, "int32", length)
-        self.count = max(1, self._numbers.count // 4)
+        self.count, self.bytes = max(1, self._numbers.count // 4), max(4, self._numbers.bytes)
 
     def read(self, k: Frame, row: Expr, first: Expr) -> Read:
         return self._numbers.read(k, row, let(first * 4))

@@ -14,6 +14,7 @@ import pytest
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.cuda import cuda_text
 from llmc.compiler.targets.gpu.opencl import PRELUDE, OpenClTarget
+from llmc.compiler.targets.gpu.plain_forms import CHAINS
 from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
 from llmc.compiler.targets.reference.kernels.padding import number_bytes
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
@@ -59,7 +60,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.mark.parametrize("name", list(_FORMATS))
 def test_sums_are_exact(name: str, library: ctypes.CDLL) -> None:
-    """Bit by bit what integers give that are scaled group after group, also of the largest numbers of both."""
+    """Bit by bit what integers give that are scaled group by group, also of the largest numbers of both."""
     (k, format, _), random, rows = _FORMATS[name], np.random.default_rng(3), 5
     weight = random.standard_normal((_N, k), dtype=np.float32)
     quantized = Quantized.empty(format, _N, k)
@@ -69,12 +70,14 @@ def test_sums_are_exact(name: str, library: ctypes.CDLL) -> None:
     whole, scales = _integers(format, quantized, k), quantized.scale.astype(np.float32)
     length = k if scales.shape[1] == 1 else format.group_size
     scale_x = np.abs(random.standard_normal(rows, dtype=np.float32))
-    expected = np.zeros((rows, _N), np.float32)
+    chains = np.zeros((CHAINS, rows, _N), np.float32)
     for group in range(scales.shape[1]):
         part = slice(group * length, (group + 1) * length)
         exact = numbers[:, part].astype(np.int64) @ whole[:, part].T
-        expected = expected + exact.astype(np.float32) * scales[:, group]
-    expected = expected * scale_x[:, None]
+        chains[group % CHAINS] += exact.astype(np.float32) * scales[:, group]
+    while len(chains) > 1:
+        chains = chains[::2] + chains[1::2]
+    expected = chains[0] * scale_x[:, None]
     out = np.empty((rows, _N), np.float32)
     planes = [np.ascontiguousarray(one) for one in quantized.planes.values()]
     buffers = [_rows(numbers, scale_x, format), _stored(quantized.numbers, format, k), *planes, out]
