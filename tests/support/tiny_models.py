@@ -361,7 +361,9 @@ def reference_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
         # Llama 4's own forward fails on a text without images.
         return whole.language_model if config["model_type"] == "llama4" else whole
     code = "sdpa" if config["model_type"] == "falcon" and config.get("alibi") else "eager"
-    return AutoModelForCausalLM.from_pretrained(path, attn_implementation=code, dtype=dtype).eval()
+    # torch's products of groups of experts have no float64.
+    experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    return AutoModelForCausalLM.from_pretrained(path, attn_implementation=code, dtype=dtype, **experts).eval()
 
 
 def greedy_of_transformers(path: Path, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
