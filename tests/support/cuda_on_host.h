@@ -418,4 +418,5 @@ inline void llmc_prefetch(const void* of) { static_cast<void>(*static_cast<const
 inline void llmc_load16(unsigned* to, const void* from) { std::memcpy(to, from, 16); }
 inline void llmc_load8(unsigned* to, const void* from) { std::memcpy(to, from, 8); }
 inline void llmc_store16(void* to, const unsigned* from) { std::memcpy(to, from, 16); }
+inline void llmc_store8(void* to, const unsigned* from) { std::memcpy(to, from, 8); }
 inline void llmc_load4(unsigned* to, const void* from) { std::memcpy(to, from, 4); }

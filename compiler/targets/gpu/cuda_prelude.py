@@ -128,6 +128,7 @@ __device__ __forceinline__ void llmc_load4(uint* to, const void* from) { to[0] =
 __device__ __forceinline__ void llmc_store16(void* to, const uint* from) {
   *(uint4*)to = make_uint4(from[0], from[1], from[2], from[3]);
 }
+__device__ __forceinline__ void llmc_store8(void* to, const uint* from) { *(uint2*)to = make_uint2(from[0], from[1]); }
 // How a kernel begins beside the one before it (target option `dependent`): until it has waited, it reads only what no
 // kernel writes. Every kernel waits. So where one has ended, all before it have ended, too, and those behind it may
 // write to what they read.

@@ -16,6 +16,8 @@ from llmc.compiler.targets.gpu.linear_forms import launch_tiles
 from llmc.compiler.targets.gpu.plain_forms import ITEMS as PLAIN_ITEMS
 from llmc.compiler.targets.gpu.plain_forms import MOST_ROWS, most_tiles
 from llmc.compiler.targets.gpu.sampling import STAGES, block_of, candidates_of
+from llmc.compiler.targets.gpu.state_tiles import ITEMS as STATE_ITEMS
+from llmc.compiler.targets.gpu.state_tiles import StateTile
 
 ITEMS = 64
 """Work items per group, but of kernels in which a group works on a whole row."""
@@ -27,12 +29,13 @@ _MOST_RUNS = 4  # that a tile of tokens has groups for; they take turns beyond i
 _FIXED, _TOKENS, _SAMPLES = 0, 1, 2
 _NUM_SAMPLES = 2  # number of the scalar that counts samples
 _ON_SAMPLES = frozenset({"gather_rows", "pool_rows", "spread_logits"})
-# Ops whose units are parts of sequences, of which a step has about as many as samples.
+# Groups of ops whose units are parts of sequences, of which a step has about as many as samples.
 _OF_SEQUENCES: dict[str, Callable[[Params], int]] = {
-    "short_conv": lambda p: int(p["channels"]),
-    "delta_rule": lambda p: int(p["heads"]) * int(p["value_dim"]),
-    "selective_state": lambda p: int(p["heads"]) * int(p["head_dim"]),
+    "short_conv": lambda p: -(-int(p["channels"]) // ITEMS),
+    "delta_rule": lambda p: int(p["heads"]) * StateTile(int(p["key_dim"]), int(p["value_dim"])).tiles,
+    "selective_state": lambda p: int(p["heads"]) * StateTile(int(p["state_size"]), int(p["head_dim"])).tiles,
 }
+_OF_STATES = frozenset({"delta_rule", "selective_state"})
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
     if tensor_cores and spec.op == EXPERT_ORDER:
         return Launch(_FIXED, int(p["experts"]))
     if spec.op in _OF_SEQUENCES:
-        return Launch(_SAMPLES, -(-_OF_SEQUENCES[spec.op](p) // ITEMS))
+        return Launch(_SAMPLES, _OF_SEQUENCES[spec.op](p), items=STATE_ITEMS if spec.op in _OF_STATES else ITEMS)
     if spec.op in _LINEARS:
         return _linear(rows, spec.op, p)
     if spec.op in _ATTENTION:

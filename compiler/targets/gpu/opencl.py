@@ -47,6 +47,10 @@ void llmc_load8(uint* to, const __global void* from) {
   const uint2 words = *(const __global uint2*)from;
   to[0] = words.x, to[1] = words.y;
 }
+void llmc_store16(__global void* to, const uint* from) {
+  *(__global uint4*)to = (uint4)(from[0], from[1], from[2], from[3]);
+}
+void llmc_store8(__global void* to, const uint* from) { *(__global uint2*)to = (uint2)(from[0], from[1]); }
 void llmc_load4(uint* to, const __global void* from) { to[0] = *(const __global uint*)from; }
 // The sum of four products of signed bytes: exact, whoever computes it.
 int llmc_dot4(int a, int b) {

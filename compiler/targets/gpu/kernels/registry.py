@@ -12,6 +12,7 @@ from llmc.compiler.targets.gpu.kernels.adapters import adapter_expand, adapter_s
 from llmc.compiler.targets.gpu.kernels.attention import paged_attention
 from llmc.compiler.targets.gpu.kernels.attention_merge import merge_attention
 from llmc.compiler.targets.gpu.kernels.choice import choose_experts
+from llmc.compiler.targets.gpu.kernels.delta_rule import delta_rule
 from llmc.compiler.targets.gpu.kernels.elementary import SINGLE
 from llmc.compiler.targets.gpu.kernels.expert_order import expert_order
 from llmc.compiler.targets.gpu.kernels.fused import fused
@@ -31,6 +32,7 @@ from llmc.compiler.targets.gpu.kernels.sampling import (
     sample_sum,
 )
 from llmc.compiler.targets.gpu.kernels.sampling_top import sample_rank, sample_top
+from llmc.compiler.targets.gpu.kernels.selective_state import selective_state
 from llmc.compiler.targets.gpu.kernels.tensor_adapters import tensor_adapter_shrink
 from llmc.compiler.targets.gpu.kernels.tensor_attention import tensor_attention
 from llmc.compiler.targets.gpu.kernels.tensor_linear import tensor_linear
@@ -60,6 +62,8 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "paged_attention": paged_attention,
     "latent_attention": latent_attention,
     "merge_attention": merge_attention,
+    "delta_rule": delta_rule,
+    "selective_state": selective_state,
     "fused": fused,
     "rank_sum": rank_sum,
     "adapter_shrink": adapter_shrink,

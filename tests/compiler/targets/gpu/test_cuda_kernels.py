@@ -43,6 +43,18 @@ _ATTENTION = {
 }
 """Of models as wide as they are."""
 
+_DELTA = {"heads": 32, "key_heads": 16, "tiled": False, "block_size": 256}
+_STATES = {
+    f"{name}, {size}": spec
+    for size in (24, 64, 128, 256)
+    for name, spec in {
+        "delta rule": KernelSpec.of("attention", "delta_rule", key_dim=size, value_dim=128, **_DELTA),
+        "selective state": KernelSpec.of(
+            "attention", "selective_state", heads=64, head_dim=64, groups=8, state_size=size, block_size=256
+        ),
+    }.items()
+}
+
 
 def specs_of(artifact: Path) -> list[KernelSpec]:
     kernels = json.loads((artifact / "manifest.json").read_text())["kernels"]
@@ -150,6 +162,8 @@ def check_code(texts: Sequence[str]) -> list[bytes]:
         spills = [int(count) for count in re.findall(r"(\d+) bytes spill", said)]
         assert len(spills) == 2 * len(texts)
         assert not any(spills)
+        # What has no place in registers lies in a stack, too, where an array is indexed by a number of run time.
+        assert not any(map(int, re.findall(r"(\d+) bytes stack frame", said)))
         built.append(cubin)
     return built
 
@@ -177,6 +191,23 @@ def test_attention_of_wide_models_reads_128_bits_and_keeps_sums_in_registers(tmp
             assert sum(n for one, n in counts.items() if one.startswith("LDG.E.128")) >= 2, name
             assert counts["HMMA.16816.F32.BF16"] >= 32, name
             assert sum(n for one, n in counts.items() if one.startswith("MOVM")) >= 4, name
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+def test_states_are_read_side_by_side_and_stay_in_registers(tmp_path: Path) -> None:
+    built = check_code([cuda_text(spec) for spec in _STATES.values()])
+    if find_nvdisasm() is None:
+        return
+    for cubin in built:
+        machine_code = listings(cubin, tmp_path)
+        for name, spec in _STATES.items():
+            counts = Counter(machine_code[spec.symbol()])
+            assert not [one for one in counts if one.startswith(("LDL", "STL"))], name
+            # Two of the tokens that a group prepares at a time, none of a token.
+            assert sum(n for one, n in counts.items() if one.startswith("BAR.SYNC")) == 2, name
+            reads, wide = ("LDG.E.64", "STG.E.64") if spec.op == "delta_rule" else ("LDG.E.128", "STG.E.128")
+            assert counts[reads] == counts[wide] > 0, name
+            assert counts["LDG.E.128.CONSTANT"] == counts["LDS.128"] == counts["STS.128"] > 0, name
 
 
 @pytest.mark.slow
