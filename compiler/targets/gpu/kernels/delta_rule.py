@@ -9,38 +9,42 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.kernels.linear import fma
-from llmc.compiler.targets.gpu.kernels.states import States
-from llmc.compiler.targets.gpu.state_tiles import LINES, StateTile
+from llmc.compiler.targets.gpu.kernels.states import Inputs, States
+from llmc.compiler.targets.gpu.state_tiles import LINES, PIECE, StateTile
 from llmc.compiler.targets.reference.kernels.delta import INPUTS, NORM_EPS
 from llmc.compiler.targets.reference.kernels.frame import Array, Cell, Expr, Frame, let
 
-_FACTS = 3  # strength of a write, what the state keeps, product of query and key
+_FACTS = 2, 3  # strength of a write, what the state keeps; then also the product of query and key
 
 
 def delta_rule(spec: KernelSpec) -> tirx.PrimFunc:
+    """A token's query and key, its vectors, get length 1, and the query is multiplied by key_dim^-1/2."""
     with Frame(spec.symbol(), {"qkv": "f32", "gates": "f32", **INPUTS, "k_pool": "f32", "out": "f32"}) as k:
-        _DeltaRule(k, spec).run("qkv")
+        _DeltaRule(k, spec).run()
     return k.function()
 
 
 class _DeltaRule(States):
-    """The vectors of a token are its query and its key, both of length 1, and the query also times key_dim^-1/2."""
-
     def __init__(self, k: Frame, spec: KernelSpec) -> None:
         p = spec.as_dict()
-        self._all_heads, self._key_heads, self._tiled = int(p["heads"]), int(p["key_heads"]), bool(p["tiled"])
+        self._num_heads, self._key_heads, self._tiled = int(p["heads"]), int(p["key_heads"]), bool(p["tiled"])
         tile = StateTile(int(p["key_dim"]), int(p["value_dim"]))
         self._keys = self._key_heads * tile.size
-        self._stride = 2 * self._keys + self._all_heads * tile.lines
-        sums = 2 * LINES
-        super().__init__(k, tile, self._all_heads, int(p["block_size"]), by_lines=True, facts=_FACTS, sums=sums)
+        self._stride = 2 * self._keys + self._num_heads * tile.lines
+        super().__init__(
+            k, "qkv", tile, self._num_heads, int(p["block_size"]), aligned=self._stride % PIECE == 0, by_lines=True,
+            facts=_FACTS, sums=2 * LINES,
+        )  # fmt: skip
 
-    def prepare(self, row: Expr) -> tuple[Sequence[Array], Sequence[Expr], Expr]:
-        k, heads, size = self.k, self._all_heads, self.tile.size
-        per_key = heads // self._key_heads
-        key_head = T.truncmod(self.head, self._key_heads) if self._tiled else T.truncdiv(self.head, per_key)
-        at, aligned = let(row * self._stride + key_head * size), self._stride % 4 == 0
-        query, key = (self.part("qkv", first, aligned) for first in (at, let(at + self._keys)))
+    def inputs(self, row: Expr, head: Expr) -> Inputs:
+        heads, size = self._num_heads, self.tile.size
+        key_head = T.truncmod(head, self._key_heads) if self._tiled else T.truncdiv(head, heads // self._key_heads)
+        query, gate = let(row * self._stride + key_head * size), let(row * (2 * heads) + head)
+        lines = let(row * self._stride + 2 * self._keys + head * self.tile.lines)
+        return Inputs((query, let(query + self._keys)), lines, [("gates", gate), ("gates", gate + heads)])
+
+    def prepare(self, vectors: Sequence[Array], facts: Sequence[Expr]) -> Sequence[Expr]:
+        query, key = vectors
         of_query, of_key, product = (Cell(T.float32(0.0)) for _ in range(3))
         with self.each() as (place, _):
             of_query.set(fma(query[place], query[place], of_query.get()))
@@ -49,27 +53,25 @@ class _DeltaRule(States):
         self.team.add((of_query, of_key, product))
         unit_query, unit_key = (
             let(T.float32(factor) / T.sqrt(squares.get() + T.float32(NORM_EPS)), "float32")
-            for factor, squares in ((size**-0.5, of_query), (1.0, of_key))
+            for factor, squares in ((self.tile.size**-0.5, of_query), (1.0, of_key))
         )
         with self.each() as (place, _):
             query[place] = query[place] * unit_query
             key[place] = key[place] * unit_key
-        gates = [let(k.raw("gates", row * (2 * heads) + i * heads + self.head), "float32") for i in range(2)]
-        facts = (*gates, product.get() * unit_query * unit_key)
-        return (query, key), facts, let(row * self._stride + 2 * self._keys + self.head * self.tile.lines)
+        return *facts, product.get() * unit_query * unit_key
 
-    def advance(self, vectors: Sequence[Array], facts: Sequence[Expr], inputs: Sequence[Expr]) -> list[Expr]:
+    def advance(self, vectors: Sequence[Array], facts: Sequence[Expr], lines: Sequence[Expr]) -> list[Expr]:
         """The result is the changed state times the query. That is the state before it times the query, plus the change
         times the product of query and key: so both sums over a line are added at once."""
         (query, key), (writes, kept, product) = vectors, facts
         told, read = ([Cell(T.float32(0.0)) for _ in range(LINES)] for _ in range(2))
         with self.each() as (place, of_lines):
-            for line, at in enumerate(of_lines):
+            for number, at in enumerate(of_lines):
                 self.state[at] = self.state[at] * kept
-                told[line].set(fma(self.state[at], key[place], told[line].get()))
-                read[line].set(fma(self.state[at], query[place], read[line].get()))
+                told[number].set(fma(self.state[at], key[place], told[number].get()))
+                read[number].set(fma(self.state[at], query[place], read[number].get()))
         self.team.add((*told, *read))
-        changes = [let((given - of.get()) * writes, "float32") for given, of in zip(inputs, told, strict=True)]
+        changes = [let((value - of.get()) * writes, "float32") for value, of in zip(lines, told, strict=True)]
         with self.each() as (place, of_lines):
             for change, at in zip(changes, of_lines, strict=True):
                 self.state[at] = fma(key[place], change, self.state[at])
