@@ -66,6 +66,7 @@ test-levels: $(STAMP)
 # OpenCL once more, on Intel's driver for CPUs: another vendor's compiler, command buffers and products of bytes.
 INTEL_OPENCL := $(CURDIR)/build/intel-opencl
 OPENCL_TESTS := $(addprefix tests/,compiler/targets/gpu/test_opencl_target.py compiler/targets/gpu/test_dot_products.py \
+  compiler/targets/gpu/test_state_kernels.py \
   $(addprefix runtime/native/,device/test_opencl_device.py device/ranks/test_opencl_ranks.py engine/test_opencl_engine.py \
   sampling/test_opencl_sampling.py))
 $(INTEL_OPENCL)/vendors/intel.icd:

@@ -1,4 +1,4 @@
-"""Single kernels on this machine's OpenCL device, by calls of its library."""
+"""Single kernels on this machine's first OpenCL device, by calls of its library."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-_ALL_DEVICES, _READ_WRITE, _COPY, _BUILD_LOG = 0xFFFFFFFF, 1, 32, 0x1183
+_ALL_DEVICES, _READ_WRITE, _COPY, _BUILD_LOG, _EXTENSIONS = 0xFFFFFFFF, 1, 32, 0x1183, 0x1030
 
 
 class Program:
-    """Kernels of a program on the first device. source: with the prelude."""
+    """Kernels of a program. source: with the prelude. lanes: items that run in step, as the device's facts have it."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, lanes: int = 1) -> None:
         self._cl = ctypes.CDLL("libOpenCL.so.1")
         for name in ("clCreateContext", "clCreateCommandQueue", "clCreateProgramWithSource", "clCreateKernel",
                      "clCreateBuffer"):  # fmt: skip
@@ -28,10 +28,20 @@ class Program:
         text = c_char_p(source.encode())
         made = self._cl.clCreateProgramWithSource(self._context, c_uint32(1), byref(text), None, byref(status))
         self._program = c_void_p(made)
-        if self._cl.clBuildProgram(self._program, c_uint32(1), byref(device), b"", None, None):
+        options = self._options(device, lanes).encode()
+        if self._cl.clBuildProgram(self._program, c_uint32(1), byref(device), options, None, None):
             log = ctypes.create_string_buffer(1 << 16)
             self._cl.clGetProgramBuildInfo(self._program, device, c_uint32(_BUILD_LOG), c_size_t(1 << 16), log, None)
             raise AssertionError(log.value.decode())
+
+    def _options(self, device: c_void_p, lanes: int) -> str:
+        """Those with which llmc builds programs."""
+        if lanes == 1:
+            return "-cl-std=CL1.2"
+        said = ctypes.create_string_buffer(1 << 16)
+        self._check(self._cl.clGetDeviceInfo(device, c_uint32(_EXTENSIONS), c_size_t(1 << 16), said, None))
+        required = " -DLLMC_LANES_REQUIRED" if b"cl_intel_required_subgroup_size" in said.value.split() else ""
+        return f"-cl-std=CL3.0 -DLLMC_LANES={lanes}{required}"
 
     def _check(self, status: int) -> None:
         assert status == 0, f"OpenCL's error {status}"

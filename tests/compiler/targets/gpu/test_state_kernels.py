@@ -15,6 +15,7 @@ from llmc.compiler.targets.gpu.cuda import cuda_text
 from llmc.compiler.targets.gpu.launch import launch_of
 from llmc.compiler.targets.gpu.opencl import PRELUDE, OpenClTarget
 from llmc.compiler.targets.gpu.state_tiles import ITEMS, StateTile
+from llmc.runtime.binding import Device
 
 from support.cuda import host_library, pointers
 from support.kernel_harness import Guarded
@@ -115,7 +116,9 @@ def test_sequences_have_the_same_bits_in_all_steps(name: str, library: ctypes.CD
 )
 def test_opencl_has_these_bits(name: str, library: ctypes.CDLL) -> None:
     case = _case(name)
-    spec, program = case.spec, Program(PRELUDE + OpenClTarget().text(case.spec))
+    with Device("opencl") as device:
+        lanes = int(device.facts.get("lanes", "1"))
+    spec, program = case.spec, Program(PRELUDE + OpenClTarget().text(case.spec), lanes)
 
     def call(arrays: dict[str, Array], given: Mapping[int, int], groups: int) -> dict[str, Array]:
         operands = {name: np.array(arrays[name], order="C") for name in _names(spec)}
