@@ -28,6 +28,7 @@ from llmc.compiler.ops.linear import (
 )
 from llmc.compiler.ops.mamba import SELECTIVE_STATE
 from llmc.compiler.ops.norm import RMS_NORM
+from llmc.compiler.ops.normed import NORMED
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.pool import POOL_ROWS
 from llmc.compiler.ops.rope import ROPE_KV_WRITE
@@ -70,10 +71,14 @@ OPS: dict[str, OpDef] = {
         ALL_GATHER,
     )
 }
+JOINED: dict[str, OpDef] = {op.name: op for op in NORMED.values()}
+"""Ops that stand for several others, in graphs of targets that compute them as one. Models need none of them."""
 
 
 def get_op(name: str) -> OpDef:
     """The op called `name`. Raises CompileError for an unknown one."""
+    if name in JOINED:
+        return JOINED[name]
     if name not in OPS:
         raise CompileError(f"op llmc::{name} has no kernel template; known: {', '.join(sorted(OPS))}")
     return OPS[name]

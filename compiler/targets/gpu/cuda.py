@@ -156,7 +156,8 @@ class CudaTarget(GpuTarget):
 
     def _code_of(self, spec: KernelSpec, architecture: str) -> _Code:
         early = DEPENDENT in self.options and capability_of(architecture)[0] >= _LEAST_DEPENDENT
-        wide = architecture == wgmma.ARCHITECTURE and tensor_layer(spec) is not None
+        layer = tensor_layer(spec) if architecture == wgmma.ARCHITECTURE else None
+        wide = layer is not None and not layer.normed
         return _Code(early, self.wgmma if wide else wgmma.OFF)
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:

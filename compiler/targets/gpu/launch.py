@@ -74,7 +74,7 @@ def _fused(rows: int, p: Params) -> Launch:
     program: dict[str, Any] = json.loads(str(p["program"]))
     reduced = [prod(stage["extents"]) for stage in program["stages"] if stage["reduce"]]
     if reduced:
-        return Launch(rows, 1, items=_items_of_row(max(reduced)))
+        return Launch(rows, 1, items=items_of_row(max(reduced)))
     widest: int = max(prod(out["shape"]) for out in program["outputs"])
     return Launch(rows, -(-widest // ITEMS))
 
@@ -83,8 +83,8 @@ def _dim(p: Params) -> int:
     return int(p["dim"])
 
 
-def _items_of_row(width: int) -> int:
-    """Items of a group that works on a row: a power of two."""
+def items_of_row(width: int) -> int:
+    """Items of a group that works on a row: a power of two. Each has a chain of a sum over it."""
     items = ITEMS
     while items < _MOST_ITEMS and items * _OWN_ELEMENTS < width:
         items *= 2
@@ -167,7 +167,7 @@ def launch_of(spec: KernelSpec, *, tensor_cores: bool = False) -> Launch:
     if spec.op == "fused":
         return _fused(rows, p)
     if spec.op in _ROWS:
-        return Launch(rows, _ROWS[spec.op](p), items=_items_of_row(_dim(p)))
+        return Launch(rows, _ROWS[spec.op](p), items=items_of_row(_dim(p)))
     if spec.op in _GROUPS:
         return Launch(rows, _GROUPS[spec.op](p))
     units = _UNITS[spec.op](p) if spec.op in _UNITS else 1

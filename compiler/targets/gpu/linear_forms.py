@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmc.compiler.targets.gpu.tensor_cores import (
+    ITEMS,
     MATRIX_COLUMNS,
     MATRIX_ROWS,
     STEP_BYTES,
@@ -26,11 +27,12 @@ RESULT_BYTES = 4 * MATRIX_ROWS * MATRIX_COLUMNS
 """Of the sums of one product."""
 _MOST_STAGES = 8
 _INDEX_BYTES = 8  # of shared memory for each expert; TVM gives the indices of all forms one place
+_FOLD_BYTES = 4 * ITEMS  # in which a group adds what its items have of a normed row
 _WIDE = 8192  # weight rows from which tiles of a few rows of x still occupy all processors with 64 weight rows each
 _EXPERT_ROWS = 16  # tokens for whose rows of experts a launch has groups
 _MOST = (1 << 31) - 1
 _SOME_ROWS = 64
-_STAGE_BYTES = 8 << 10  # of a ring; half of it where warps divide a stage
+_STAGE_BYTES = 8 << 10  # of a ring; half of it where warps divide a stage, or a normed row lies beside it
 _SUMS_BYTES = 16 << 10  # of scale groups, so that stages of short ones are still deep
 _LEAST_RING_STAGES, _MOST_RING_STAGES = 4, 12
 _MOST_X_READ = 8  # products whose part of x a warp reads ahead, in registers
@@ -91,7 +93,7 @@ class FewForm:
 
     @property
     def most(self) -> int:
-        return self.tiles * MATRIX_COLUMNS
+        return 1 if self.layer.normed else self.tiles * MATRIX_COLUMNS
 
     @property
     def x_rows(self) -> int:
@@ -141,8 +143,18 @@ class FewForm:
         return min(_MOST_RING_STAGES, (free_bytes(self.layer) - self.sums_bytes) // self.stage_bytes)
 
     @property
-    def shared_bytes(self) -> int:
+    def is_deep(self) -> bool:
+        """Whether memory has enough to do while a stage is multiplied."""
+        return self.stages >= _LEAST_RING_STAGES
+
+    @property
+    def row_begin(self) -> int:
+        """Where in shared memory a normed row begins, in bytes: behind stages and sums."""
         return self.stages * self.stage_bytes + self.sums_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.row_begin + self.layer.row_bytes
 
     @property
     def in_flight_bytes(self) -> int:
@@ -151,13 +163,14 @@ class FewForm:
 
 
 def free_bytes(layer: TensorLayer) -> int:
-    """Shared memory for stages, beside the index of experts."""
-    return SHARED_BYTES - _INDEX_BYTES * layer.experts
+    """Shared memory for stages, beside the index of experts, or a normed row."""
+    beside = layer.row_bytes + _FOLD_BYTES if layer.normed else _INDEX_BYTES * layer.experts
+    return SHARED_BYTES - beside
 
 
 def few_forms(layer: TensorLayer) -> tuple[FewForm, ...]:
-    """The forms for up to 8 and up to 16 rows of x."""
-    return _few_form(layer, 1), _few_form(layer, 2)
+    """The forms for up to 8 and up to 16 rows of x, or for the one row that a layer norms."""
+    return (_few_form(layer, 1),) if layer.normed else (_few_form(layer, 1), _few_form(layer, 2))
 
 
 def few_groups(layer: TensorLayer) -> int:
@@ -170,7 +183,7 @@ def _few_form(layer: TensorLayer, tiles: int) -> FewForm:
     of_unit = layer.top_k * layer.columns
     units = next((n for n in (1, 2) if of_unit <= PLACES * n * MATRIX_ROWS), WARPS)
     splits = WARPS // units if _divides(layer) else 1
-    while (form := _shallow(layer, tiles, units, splits)).stages < _LEAST_RING_STAGES and splits > 1:
+    while not (form := _shallow(layer, tiles, units, splits)).is_deep and splits > 1:
         splits //= 2
     while _fits(deeper := replace(form, depth=2 * form.depth)):
         form = deeper
@@ -196,7 +209,7 @@ def _fits(form: FewForm) -> bool:
     """Whether a stage is not too large. A scale group has whole stages, or a stage whole groups."""
     layer, least = form.layer, form.layer.group_steps
     return (
-        form.stage_bytes <= (_STAGE_BYTES // 2 if form.splits > 1 else _STAGE_BYTES)
+        form.stage_bytes <= (_STAGE_BYTES // 2 if form.splits > 1 or layer.normed else _STAGE_BYTES)
         and form.sums_bytes <= _SUMS_BYTES
         and form.warp_steps * form.tiles <= _MOST_X_READ
         and (not layer.grouped or least % form.depth == 0 or form.depth % least == 0)

@@ -30,7 +30,8 @@ _MOST_EXACT = 1 << 16
 """Products of bytes that fit a 32-bit sum."""
 INTEGERS, E4M3, E2M1 = "integers", "e4m3", "e2m1"
 """Numbers of quantized weights: floats are those of OCP."""
-_LINEARS = frozenset({"linear", "linear_quant", "expert_linear", "expert_linear_quant"})
+_NORMED = frozenset({"normed_linear", "normed_linear_quant"})
+_LINEARS = frozenset({"linear", "linear_quant", "expert_linear", "expert_linear_quant"}) | _NORMED
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class TensorLayer:
     dtype: of x: bf16, f16 or i8. bits: width of a weight number. asymmetric: whether groups have zero points. length:
     elements per scale; 0 without scales. experts: number of weights, one after another; 0 for a layer with one.
     rows, parts: of each weight, and those of a gated layer, which are two. top_k: experts of a row of x, or 1. numbers:
-    what those of a quantized weight are.
+    what those of a quantized weight are. normed: whether x is one row of float32, which the layer norms itself.
     """
 
     width: int
@@ -53,6 +54,7 @@ class TensorLayer:
     parts: int = 1
     top_k: int = 1
     numbers: str = INTEGERS
+    normed: bool = False
 
     @property
     def step(self) -> int:
@@ -82,6 +84,11 @@ class TensorLayer:
     def weight_step_bytes(self) -> int:
         return self.step * self.bits // 8
 
+    @property
+    def row_bytes(self) -> int:
+        """Of the normed row in shared memory."""
+        return self.steps * STEP_BYTES if self.normed else 0
+
 
 def tensor_layer(spec: KernelSpec) -> TensorLayer | None:
     """The layer on tensor cores; None if it needs plain multiply-adds."""
@@ -100,9 +107,9 @@ def _judged(spec: KernelSpec) -> TensorLayer | str:
     p = spec.as_dict()
     width, dtype = int(p["k"]), str(p["act_dtype"])
     experts, top_k = int(p.get("experts", 0)), int(p.get("top_k", 1))
-    rows, parts = int(p["n"]), 2 if p["gated"] else 1
+    rows, parts, normed = int(p["n"]), 2 if p["gated"] else 1, spec.op in _NORMED
     if not spec.op.endswith("_quant"):
-        layer = TensorLayer(width, dtype, 16, experts=experts, rows=rows, parts=parts, top_k=top_k)
+        layer = TensorLayer(width, dtype, 16, experts=experts, rows=rows, parts=parts, top_k=top_k, normed=normed)
         if dtype not in HALVES:
             return f"activations are {dtype}, and tensor cores multiply bf16, f16 and int8"
         if p["weight_dtype"] != dtype:
@@ -118,7 +125,7 @@ def _judged(spec: KernelSpec) -> TensorLayer | str:
             return f"activations are int8, and weights of format {_name(format)} are no integers"
         length = width if format.scales(width) == 1 else format.group_size
         bits, asymmetric = stored_bits(format.bits), isinstance(format, Integers) and format.asymmetric
-        layer = TensorLayer(width, dtype, bits, asymmetric, length, experts, rows, parts, top_k, numbers)
+        layer = TensorLayer(width, dtype, bits, asymmetric, length, experts, rows, parts, top_k, numbers, normed)
         if length < width and length % layer.step:
             return f"scale groups of {length} numbers are no multiple of the {layer.step} that are multiplied at a time"
         if dtype == "i8" and length > _MOST_EXACT:

@@ -74,6 +74,8 @@ class RowForms:
 
 def row_forms(layer: TensorLayer, way: str) -> RowForms:
     """way: OFF, or one of WAYS. Sums of integers are exact, so a layer of integers mixes both instructions."""
+    if layer.normed:
+        return RowForms(few_forms(layer), (), ())
     few, many = few_forms(layer), forms(layer)
     if way == OFF:
         return RowForms(few, many, ())

@@ -5,8 +5,9 @@ Bits do not depend on the number of groups: it decides which group computes a un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
@@ -14,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.gpu.dependent import AWAIT
 from llmc.compiler.targets.gpu.launch import ITEMS
-from llmc.compiler.targets.reference.kernels.frame import Array, Calling, Expr, Frame, let
+from llmc.compiler.targets.reference.kernels.frame import Array, Calling, Expr, Frame, let, when
 
 MOST_GROUPS = 1 << 16
 UNROLLED = "unrolled"
@@ -86,6 +87,11 @@ def calling(k: Frame) -> Groups:
     """The calling convention in effect."""
     assert isinstance(k.calling, Groups)
     return k.calling
+
+
+def all_of(conditions: Sequence[Expr]) -> AbstractContextManager[None]:
+    """A body under some conditions, of which there may be none."""
+    return when(functools.reduce(T.And, conditions)) if conditions else nullcontext()
 
 
 def await_earlier() -> None:

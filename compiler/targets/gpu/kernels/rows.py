@@ -23,6 +23,12 @@ Element = Callable[[Expr, Expr], Expr]
 """The number of an element, by its place in the item's strip and its index in the row."""
 
 
+def root_factor(squares: Expr, width: int, eps: float) -> Expr:
+    """What numbers of a row are multiplied by. squares: their sum of squares."""
+    mean = squares / T.float32(width)
+    return let(T.float32(1.0) / T.sqrt(mean + T.float32(eps)), "float32")
+
+
 def rms_norm(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, act = int(p["dim"]), str(p["act_dtype"])
@@ -38,8 +44,7 @@ def rms_norm(spec: KernelSpec) -> tirx.PrimFunc:
             with strip.each() as (place, i):
                 number = let(x.get(place, i), "float32")
                 squares.set(fma(number, number, squares.get()))
-            mean = squares_of(squares.get()) / T.float32(dim)
-            factor = let(T.float32(1.0) / T.sqrt(mean + T.float32(float(p["eps"]))), "float32")
+            factor = root_factor(squares_of(squares.get()), dim, float(p["eps"]))
 
             def value(place: Expr, i: Expr) -> Expr:
                 return x.get(place, i) * factor * weight.get(place, i)

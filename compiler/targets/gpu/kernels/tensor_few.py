@@ -1,14 +1,13 @@
 """Linear layers of few rows of x on tensor cores: weight rows stream through a ring of stages in shared memory.
 
 All items of a group copy, and the ring is as deep as shared memory allows, so that memory always has enough to do. x
-comes from caches, straight into registers, a stage before it is multiplied.
+comes from caches, straight into registers, a stage before it is multiplied; a row that the layer norms itself, from
+shared memory (`normed_row`).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 from tvm.script.ir_builder import tirx as T
 
@@ -16,7 +15,8 @@ from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.targets.gpu.dependent import AWAIT
 from llmc.compiler.targets.gpu.kernels.few_sums import FewSums
 from llmc.compiler.targets.gpu.kernels.fragments import LANES, call
-from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync, turns
+from llmc.compiler.targets.gpu.kernels.groups import Shared, all_of, calling, sync, turns
+from llmc.compiler.targets.gpu.kernels.normed_row import NormedRow
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile, row_tiles
 from llmc.compiler.targets.gpu.kernels.tensor_sums import HALF, Layer
 from llmc.compiler.targets.gpu.linear_forms import FewForm
@@ -70,7 +70,7 @@ class _Ring:
                     wanted.append(index < self._total)
                 if steps % form.depth:
                     wanted.append(first + step < steps)
-                with _all(wanted):
+                with all_of(wanted):
                     address = operand.address(self._of.k, row, first, at)
                     call(f"llmc_copy{operand.copied}", self._memory.address(let(begin + to)), address)
         call("llmc_copies_end")
@@ -112,7 +112,21 @@ class _RowsOfX:
             tile.row(let(T.min(of_row + number * MATRIX_COLUMNS, tile.count - 1))) for number in range(self._form.tiles)
         ]
 
-    def load(self, stage: Expr) -> None:
+    def ahead(self) -> None:
+        """Before the wait for earlier kernels, one of which writes x."""
+
+    def arrive(self, busy: list[Expr]) -> None:
+        """Behind the wait for earlier kernels: asks for the first stage. busy: conditions of warps that multiply."""
+        with all_of(busy):
+            self._load(T.int32(0))
+
+    def enter(self, stage: Expr, count: int) -> None:
+        """Before a stage is multiplied, of `count`."""
+        self._take()
+        with when(stage + 1 < count):
+            self._load(let(stage + 1))
+
+    def _load(self, stage: Expr) -> None:
         of, form, steps = self._of, self._form, self._of.layer.steps
         first = let(stage * form.depth + self._split * form.warp_steps)
         for i in range(form.warp_steps):
@@ -124,7 +138,7 @@ class _RowsOfX:
     def _at(self, step: int, tile: int) -> int:
         return (step * self._form.tiles + tile) * _WORDS
 
-    def take(self) -> None:
+    def _take(self) -> None:
         with T.unroll(self._size) as i:
             self._now[i] = self._next[i]
 
@@ -138,7 +152,8 @@ def few_rows(of: Layer, rows: Expr, form: FewForm, memory: Shared) -> None:
     tiles = row_tiles(k, layer, rows, form)
     blocks = -(-of.columns // form.columns)
     unit_of_warp, split = let(T.truncmod(of.warp, form.units)), let(T.truncdiv(of.warp, form.units))
-    ring, x = _Ring(of, form, memory), _RowsOfX(of, form, split)
+    ring = _Ring(of, form, memory)
+    x = NormedRow(of, form, split, memory) if layer.normed else _RowsOfX(of, form, split)
     sums = FewSums(of, form, memory, unit_of_warp, split)
     busy = [] if form.units * form.splits == WARPS else [of.warp < form.units * form.splits]
     first = let(split * form.warp_steps)
@@ -158,27 +173,25 @@ def few_rows(of: Layer, rows: Expr, form: FewForm, memory: Shared) -> None:
         for ahead in range(stages - 1):
             ring.copy(let(T.int32(ahead)))
         _prefetch_planes(of, form, tile, column)
+        x.ahead()
         # No kernel writes what was asked for so far. Which rows those of an expert are, only the index tells.
         if not of.layer.experts:
             call(AWAIT)
-        with _all(busy):
-            x.load(T.int32(0))
+        x.arrive(busy)
         sums.begin(tile, column)
         with turns(k, ring.count) as stage:
-            with _all(busy):
-                x.take()
-                with when(stage + 1 < ring.count):
-                    x.load(let(stage + 1))
+            with all_of(busy):
+                x.enter(stage, ring.count)
                 sums.enter(stage)
             call(f"llmc_copies_wait<{stages - 2}>")
             sync()
             ring.copy(let(stage + (stages - 1)))
-            with _all(busy):
+            with all_of(busy):
                 sums.add_passed(stage)
                 read = ring.reader(stage, first, place)
                 for i in range(form.warp_steps):
                     step = let(stage * form.depth + first + i)
-                    with _all([step < layer.steps] if layer.steps % form.depth else []):
+                    with all_of([step < layer.steps] if layer.steps % form.depth else []):
                         stored = [
                             [read(i, part * MATRIX_ROWS + half * HALF) for half in range(2)] for part in range(parts)
                         ]
@@ -186,17 +199,12 @@ def few_rows(of: Layer, rows: Expr, form: FewForm, memory: Shared) -> None:
                     sums.end_step(stage, i)
         call("llmc_copies_wait<0>")
         sync()
-        with _all(busy):
+        with all_of(busy):
             sums.share()
         sync()
-        with _all(busy):
+        with all_of(busy):
             sums.end(ring.count)
             sums.write()
-
-
-def _all(conditions: list[Expr]) -> AbstractContextManager[None]:
-    """A body under some conditions, of which there may be none."""
-    return when(functools.reduce(T.And, conditions)) if conditions else nullcontext()
 
 
 def _prefetch_planes(of: Layer, form: FewForm, tile: Tile, column: Expr) -> None:
@@ -214,6 +222,6 @@ def _prefetch_planes(of: Layer, form: FewForm, tile: Tile, column: Expr) -> None
             base = let(tile.base + part * of.columns)
             begin, end = let((base + column) * of_row), let((base + of.columns) * of_row - 1)
             for done in range(0, lines, ITEMS):
-                with _all([item + done < lines] if lines - done < ITEMS else []):
+                with all_of([item + done < lines] if lines - done < ITEMS else []):
                     at = let(T.min(begin + (item + done) * a_line, end))
                     call("llmc_prefetch", of.k.address(plane.name, at))

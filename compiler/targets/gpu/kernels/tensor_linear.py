@@ -89,15 +89,16 @@ def tensor_linear(spec: KernelSpec, layer: TensorLayer, wgmma: str = OFF) -> tir
     """layer: from `tensor_layer`. wgmma: for which rows (`wgmma.py`). Raises KernelSpecError."""
     p = spec.as_dict()
     matrix = None
-    inputs = {"x": layer.dtype, "weight": layer.dtype}
+    x = "f32" if layer.normed else layer.dtype
+    inputs = {"x": x, "weight": layer.dtype}
     if layer.experts:
         check_index(spec)
     if layer.length:
         matrix = matrix_of(p, layer.width)
-        inputs = {"x": layer.dtype, **matrix.operands()}
+        inputs = {"x": x, **matrix.operands()}
     optional = dict.fromkeys((name for name in ("bias", "residual") if p.get(name)), "f32")
-    index = {"index": "i32"} if layer.experts else {}
-    with Frame(spec.symbol(), {**inputs, **optional, **index, "out": activated_dtype(p) or "f32"}) as k:
+    more = {"index": "i32"} if layer.experts else {"norm": "f32"} if layer.normed else {}
+    with Frame(spec.symbol(), {**inputs, **optional, **more, "out": activated_dtype(p) or "f32"}) as k:
         of, forms = Layer(k, spec, layer, matrix), row_forms(layer, wgmma)
         rows = T.int32(0) if layer.experts else k.scalar(int(p["rows"]))
         memory = Shared(forms.shared_bytes(layer) // 4, "uint32")
