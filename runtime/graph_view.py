@@ -17,8 +17,8 @@ _ROPE = FAMILIES.index("rope")
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _KV_SCALES = ".kv_scales"
 _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention"))
-# Kernels of latent attention with float32 rows where others of their family have packed activations.
-_PLAIN_ROWS = ("head_linear", "latent_attention")
+# Kernels with float32 rows where others of their family have packed activations.
+_PLAIN_ROWS = ("head_linear", "latent_attention", "normed_linear", "normed_linear_quant")
 # Kernels of other families that write packed activations.
 _PACKING = ("packed_head_linear", "activate")
 

@@ -15,7 +15,7 @@ from llmc.compiler.weight_request import WeightRequest
 from llmc.graphs_format import COLLECTIVES, PASS_ON
 from llmc.quantize import Recipe
 
-_PACKED = ("linear", EXPERT_LINEAR, *HEAD_LINEAR_KERNELS)
+_PACKED = ("linear", "normed_linear", EXPERT_LINEAR, *HEAD_LINEAR_KERNELS)
 """Kernels that read a matrix in the packed layout of linear layers."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmc.buckets import Bucket
@@ -48,10 +49,12 @@ class Tracer:
     def bind(self, shape: GraphShape, params: GraphParams) -> CommandList:
         from llmc.compiler.graph.emit import emit
         from llmc.compiler.graph.line import read_line
+        from llmc.compiler.graph.norms import join_norms
 
         if self._line is None:
             self._line = read_line(self.lowered)
-        return emit(self._line, self.lowered, params, self._resolved.first_layers)
+        line, sites = join_norms(self._line, self.lowered.sites, params)
+        return emit(line, replace(self.lowered, sites=sites), params, self._resolved.first_layers)
 
     def sites(self) -> list[Site]:
         """The ops of the graphs, one site per call."""

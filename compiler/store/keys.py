@@ -50,6 +50,7 @@ _GRAPH_SOURCES = (
     "partition.py",
     "stages.py",
     "graph/line.py",
+    "graph/norms.py",
     "graph/arena.py",
     "graph/emit.py",
     "graph/cuts.py",

@@ -148,6 +148,11 @@ class Target(ABC):
         """Further parameters of attention kernels in a graph of this shape, which only this target knows."""
         return {}
 
+    def joins_norm(self, norm: KernelSpec, linear: KernelSpec, shape: GraphShape) -> bool:
+        """Whether one kernel computes a `rms_norm` and the linear layer that alone reads it, in a graph of this shape
+        (`ops/normed.py`). The bits must be those of both kernels."""
+        return False
+
     @abstractmethod
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         """Bytes of partial results for attention that splits contexts into segments."""

@@ -16,6 +16,8 @@ from llmc.runtime.debug.replay import CommandReplay, DebugError, Value
 _SAME = {
     "embedding_quant": "embedding",
     "linear_quant": "linear",
+    "normed_linear": "linear",
+    "normed_linear_quant": "linear",
     # merge_attention completes both variants.
     "latent_attention": "paged_attention",
     "merge_attention": "paged_attention",
@@ -131,7 +133,9 @@ def _tensor_name(value: Value) -> str:
 
 
 def _aligned(graphs: tuple[str, str], a: list[Value], b: list[Value]) -> Diff:
-    a, b = ([value for value in values if value.op not in _HELPERS] for values in (a, b))
+    # What one artifact computes inside another kernel, the other has nothing to be compared with.
+    inner = {value.inner for value in (*a, *b)} - {""}
+    a, b = ([one for one in values if one.op not in _HELPERS and _tensor_name(one) not in inner] for values in (a, b))
     labels_a, labels_b = [_label(value) for value in a], [_label(value) for value in b]
     tensors: list[Compared] = []
     pairs_a, pairs_b = set[int](), set[int]()

@@ -13,7 +13,7 @@ from llmc.graphs_format import OPERAND_KINDS, PHASES
 from llmc.graphs_records import Command, Graph
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
-from llmc.runtime.debug.values import Floats, ValueLayout, written_values
+from llmc.runtime.debug.values import Floats, ValueLayout, inner_norm, written_values
 from llmc.runtime.graph_view import commands_of
 from llmc.runtime.graphs_file import read_graphs
 
@@ -29,7 +29,8 @@ class Value:
     """A tensor that a command wrote.
 
     command: its index. op: of its kernel. name: of the first weight it read, else the op. layer: of the model; −1 for
-    none. cached: whether the command accesses the KV cache. array: float32 [rows, …].
+    none. cached: whether the command accesses the KV cache. array: float32 [rows, …]. inner: name of the tensor that
+    the kernel computes on its way, and does not write; empty for none.
     """
 
     command: int
@@ -39,6 +40,7 @@ class Value:
     layer: int
     cached: bool
     array: Floats
+    inner: str = ""
 
 
 class CommandReplay:
@@ -111,11 +113,16 @@ class CommandReplay:
         kernel = self._tables.name_of(command)
         operands = list(self._tables.operands_of(command))
         weights = [o.index for o in operands if OPERAND_KINDS[o.kind] == "weight"]
-        name = self._tables.weights[weights[0]].name.removesuffix(".weight") if weights else kernel.rpartition("_")[0]
+        name = self._module(weights[0]) if weights else kernel.rpartition("_")[0]
+        norm = inner_norm(op)
+        inner = "" if norm is None else self._module(operands[norm].index)
         cached = command.layer >= 0
         if cached:
             name = f"layers.{layer}.{op}"
         place = value.operand % len(operands)
         data = self._replayer.read_operand(index, place, operands[place].bytes)
         array = value.read(data, 1 if value.on_samples else count)
-        return Value(index, op, kernel, name, layer, cached, array)
+        return Value(index, op, kernel, name, layer, cached, array, inner)
+
+    def _module(self, weight: int) -> str:
+        return self._tables.weights[weight].name.removesuffix(".weight")

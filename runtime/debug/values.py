@@ -106,7 +106,7 @@ def written_values(op: str, parameters: str, graph: Graph) -> list[ValueLayout]:
             return activation(p["dim"], p["act_dtype"])
         case "quantize_rows":
             return activation(p["dim"], "i8")
-        case "linear" | "linear_quant":
+        case "linear" | "linear_quant" | "normed_linear" | "normed_linear_quant":
             if p["gated"]:
                 return activation(p["n"] // 2, p["gated"])
             if p.get("activated"):
@@ -135,6 +135,11 @@ def written_values(op: str, parameters: str, graph: Graph) -> list[ValueLayout]:
         case "fused":
             return _written_by_fused(json.loads(p["program"]), on_samples=on_samples, row_unit=unit)
     return []
+
+
+def inner_norm(op: str) -> int | None:
+    """The operand, counted from the end, whose norm a kernel computes without writing its result; None for others."""
+    return -2 if op in ("normed_linear", "normed_linear_quant") else None
 
 
 def _written_by_fused(program: Mapping[str, Any], *, on_samples: bool, row_unit: int) -> list[ValueLayout]:

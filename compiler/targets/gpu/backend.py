@@ -14,8 +14,9 @@ from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.registry import brought_sources
 from llmc.compiler.targets.gpu.attention_split import partial_floats, segments_of
+from llmc.compiler.targets.gpu.normed import MOST_NORMED_ROWS, norms_inside
 from llmc.compiler.targets.gpu.sampling import sampling_specs
-from llmc.compiler.targets.gpu.wgmma import OFF
+from llmc.compiler.targets.gpu.wgmma import ALL, OFF
 from llmc.compiler.targets.reference.rows_target import RowsTarget
 from llmc.tvm_import import import_tvm
 
@@ -50,7 +51,13 @@ class GpuTarget(RowsTarget):
         return json.dumps(self.record(), sort_keys=True)
 
     def graph_sources(self) -> Sequence[Path]:
-        return [*super().graph_sources(), _HERE / "backend.py", _HERE / "attention_split.py"]
+        own = ("backend", "attention_split", "normed", "linear_forms", "tensor_cores")
+        return [*super().graph_sources(), *(_HERE / f"{name}.py" for name in own)]
+
+    def layout_key(self) -> str:
+        # Where layers use tensor cores, they may norm.
+        ways = ("normed",) if self.tensor_cores and self.wgmma != ALL else ()
+        return " ".join((super().layout_key(), *ways))
 
     def graph_shape(
         self, tokens: int, samples: int, longest_context: int, max_context: int, block_size: int
@@ -61,6 +68,10 @@ class GpuTarget(RowsTarget):
     def attention_params(self, shape: GraphShape) -> Mapping[str, Param]:
         # With as many rows as sequences, each has one token.
         return {"runs": True} if shape.tokens > shape.samples else {}
+
+    def joins_norm(self, norm: KernelSpec, linear: KernelSpec, shape: GraphShape) -> bool:
+        few = self.tensor_cores and shape.tokens <= MOST_NORMED_ROWS
+        return few and norms_inside(norm, linear, self.wgmma)
 
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         return 4 * rows * num_heads * segments * partial_floats(head_dim)
