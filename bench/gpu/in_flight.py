@@ -14,11 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.ops.normed import normed_spec
 from llmc.compiler.targets.gpu import cuda_prelude
 from llmc.compiler.targets.gpu.cuda import cuda_text
 from llmc.compiler.targets.gpu.linear_forms import few_forms, few_groups
+from llmc.compiler.targets.gpu.normed import norms_inside
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, WARP, tensor_layer
+from llmc.compiler.targets.gpu.wgmma import OFF
 from llmc.quantize.formats.base import WeightFormat
 from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import Fp8
@@ -32,6 +35,9 @@ LAYERS: Mapping[str, tuple[int, int, bool]] = {
     "logits": (4096, 128256, False),
 }
 """Of Llama 3 8B: K, weight rows, and whether they are gated."""
+_BEHIND_NORMS = ("qkv", "gate and up")
+_NORMED = ", normed"
+"""Behind the name of a layer that norms its row of x."""
 SCHEMES: Mapping[str, tuple[str, WeightFormat | None]] = {
     "bf16": ("bf16", None),
     "f16": ("f16", None),
@@ -65,6 +71,7 @@ class Gpu:
         return min(warps // (items // WARP), self.shared_bytes // (shared_bytes + _RESERVED_BYTES))
 
 
+_EPS = 1e-5
 _REGISTERS, _REGISTER_UNIT, _MOST_WARPS = 1 << 16, 256, 64
 _RESERVED_BYTES = 1 << 10  # of shared memory, for each group
 GPUS: Mapping[str, Gpu] = {
@@ -91,7 +98,19 @@ class Row:
     last_wave: float
 
 
-def spec_of(scheme: str, layer: str) -> KernelSpec:
+def kernels() -> dict[tuple[str, str], KernelSpec]:
+    """All kernels, by scheme and layer."""
+    found = {}
+    for scheme, (dtype, _) in SCHEMES.items():
+        for name, (k, _, _) in LAYERS.items():
+            found[scheme, name] = spec = _spec_of(scheme, name)
+            norm = KernelSpec.of("norm", "rms_norm", dim=k, act_dtype=dtype, eps=_EPS, rows=0)
+            if name in _BEHIND_NORMS and norms_inside(norm, spec, OFF):
+                found[scheme, name + _NORMED] = normed_spec(spec, _EPS)
+    return found
+
+
+def _spec_of(scheme: str, layer: str) -> KernelSpec:
     """The linear layer's kernel."""
     dtype, format = SCHEMES[scheme]
     k, n, gated = LAYERS[layer]
@@ -104,8 +123,9 @@ def spec_of(scheme: str, layer: str) -> KernelSpec:
 
 def rows(gpu: Gpu, used: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[Row]:
     """used: registers and bytes of shared memory of each kernel, by scheme and layer."""
+    specs = kernels()
     for (scheme, name), (registers, shared_bytes) in used.items():
-        layer = tensor_layer(spec_of(scheme, name))
+        layer = tensor_layer(specs[scheme, name])
         assert layer is not None
         groups, resident = few_groups(layer), gpu.resident(registers, shared_bytes, ITEMS)
         at_once = min(groups, resident * gpu.processors)
@@ -118,7 +138,7 @@ def rows(gpu: Gpu, used: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[
 
 def built(architecture: str) -> dict[tuple[str, str], tuple[int, int]]:
     """Registers and shared memory of each kernel, by scheme and layer, as nvcc builds it."""
-    specs = {(scheme, name): spec_of(scheme, name) for scheme in SCHEMES for name in LAYERS}
+    specs = kernels()
     ptx = build_ptx("\n".join((cuda_prelude.FULL, *map(cuda_text, specs.values()))), "compute_80")
     said = build_cubin(ptx, architecture)[1]
     used = {
@@ -137,12 +157,12 @@ def main() -> None:
     gpu = GPUS[chosen]
     print(f"{chosen}: {gpu.processors} processors, each needs {gpu.needed_bytes >> 10} KB in flight")
     print(
-        f"{'scheme':27}{'layer':18}{'rows':>6}{'groups':>8}"
+        f"{'scheme':27}{'layer':21}{'rows':>6}{'groups':>8}"
         f"{'registers':>11}{'resident':>10}{'in flight':>11}{'last wave':>11}"
     )
     for row in rows(gpu, built(chosen)):
         print(
-            f"{row.scheme:27}{row.layer:18}{row.most:6}{row.groups:8}{row.registers:11}{row.resident:10}"
+            f"{row.scheme:27}{row.layer:21}{row.most:6}{row.groups:8}{row.registers:11}{row.resident:10}"
             f"{row.in_flight / 1024:8.0f} KB{row.last_wave:10.0%}"
         )
 
