@@ -177,6 +177,8 @@ def test_code_has_no_spills_and_waits_before_it_reads_the_row(specs: list[Kernel
         names = ["x", "weight", *planes, *(["bias"] if p["bias"] else []), "norm", "out", "scalars"]
         assert early_operands(kernel, names) == {"weight", "norm", "scalars"}
     ptx = build_ptx("\n".join((cuda_prelude.FULL, *map(cuda_text, made.values()))), "compute_80")
+    # Each operation says how it rounds.
+    assert not re.search(rb"\t(add|mul|div|mad|sqrt)\.f(32|64)|\.ftz|\.approx", ptx)
     for architecture in ("sm_80", "sm_90a", "sm_100"):
         cubin, said = build_cubin(ptx, architecture)
         assert re.findall(r"(\d+) bytes spill", said) == ["0"] * (2 * len(made)), architecture
