@@ -101,10 +101,12 @@ class Row:
 def kernels() -> dict[tuple[str, str], KernelSpec]:
     """All kernels, by scheme and layer."""
     found = {}
-    for scheme, (dtype, _) in SCHEMES.items():
+    for scheme, (dtype, format) in SCHEMES.items():
+        sums = format.sums if format is not None and dtype == "i8" else None
+        of_int8 = {} if sums is None else {"group_size": sums.group_size, "sum_factor": sums.factor}
         for name, (k, _, _) in LAYERS.items():
             found[scheme, name] = spec = _spec_of(scheme, name)
-            norm = KernelSpec.of("norm", "rms_norm", dim=k, act_dtype=dtype, eps=_EPS, rows=0)
+            norm = KernelSpec.of("norm", "rms_norm", dim=k, act_dtype=dtype, eps=_EPS, rows=0, **of_int8)
             if name in _BEHIND_NORMS and norms_inside(norm, spec, OFF):
                 found[scheme, name + _NORMED] = normed_spec(spec, _EPS)
     return found

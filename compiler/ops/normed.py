@@ -40,9 +40,12 @@ def normed_site(norm: Site, linear: Site) -> Site:
 def _normed(op: OpDef) -> OpDef:
     """The op that norms x for `op`."""
 
+    def plain(site: Site) -> Site:
+        """The site of the linear layer alone."""
+        return Site(op.name, site.attributes, tuple(name for name in site.tensors if name != NORM))
+
     def kernels(site: Site, graph: GraphParams) -> list[KernelCall]:
-        tensors = tuple(name for name in site.tensors if name != NORM)
-        first, *rest = op.kernels(Site(op.name, site.attributes, tensors), graph)
+        first, *rest = op.kernels(plain(site), graph)
         spec = normed_spec(first.spec, float(site.attributes[_EPS]))
         # The norm's weight comes late: a command is named after the first weight that it reads.
         *inputs, out = first.buffers
@@ -54,6 +57,8 @@ def _normed(op: OpDef) -> OpDef:
         name=PREFIX + op.name,
         arguments=arguments,
         kernels=kernels,
+        scratch_bytes=lambda site, graph: op.scratch_bytes(plain(site), graph),
+        scratch_parts=lambda site, graph: op.scratch_parts(plain(site), graph),
         quantized=None,
         quantized_calls=(),
         reads_int8=False,

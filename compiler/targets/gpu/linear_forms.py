@@ -27,7 +27,7 @@ RESULT_BYTES = 4 * MATRIX_ROWS * MATRIX_COLUMNS
 """Of the sums of one product."""
 _MOST_STAGES = 8
 _INDEX_BYTES = 8  # of shared memory for each expert; TVM gives the indices of all forms one place
-_FOLD_BYTES = 4 * ITEMS  # in which a group adds what its items have of a normed row
+_FOLD_BYTES = 4 * ITEMS  # in which a group folds what its items have of a normed row
 _WIDE = 8192  # weight rows from which tiles of a few rows of x still occupy all processors with 64 weight rows each
 _EXPERT_ROWS = 16  # tokens for whose rows of experts a launch has groups
 _MOST = (1 << 31) - 1
@@ -164,8 +164,11 @@ class FewForm:
 
 def free_bytes(layer: TensorLayer) -> int:
     """Shared memory for stages, beside the index of experts, or a normed row."""
-    beside = layer.row_bytes + _FOLD_BYTES if layer.normed else _INDEX_BYTES * layer.experts
-    return SHARED_BYTES - beside
+    if not layer.normed:
+        return SHARED_BYTES - _INDEX_BYTES * layer.experts
+    # Rows of int8 also need their largest number, and its sum as an integer.
+    folds = 3 if layer.dtype == "i8" else 1
+    return SHARED_BYTES - layer.row_bytes - folds * _FOLD_BYTES
 
 
 def few_forms(layer: TensorLayer) -> tuple[FewForm, ...]:

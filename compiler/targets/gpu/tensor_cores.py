@@ -86,8 +86,9 @@ class TensorLayer:
 
     @property
     def row_bytes(self) -> int:
-        """Of the normed row in shared memory."""
-        return self.steps * STEP_BYTES if self.normed else 0
+        """Of the normed row in shared memory: numbers, and behind those of int8 a scale and a sum per scale group."""
+        beside = 4 * (1 + -(-self.steps // self.group_steps)) if self.dtype == "i8" else 0
+        return self.steps * STEP_BYTES + beside if self.normed else 0
 
 
 def tensor_layer(spec: KernelSpec) -> TensorLayer | None:

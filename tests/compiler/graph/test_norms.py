@@ -102,7 +102,7 @@ def test_a_joined_layer_reads_what_the_norm_read(llama: Path, kernel_cache: Path
         ("reference", {}, 0, 7),
         ("cuda:sm_80", {"dtype": "f32"}, 0, 7),
         ("cuda:sm_80", {"quant": QuantConfig("w4a16")}, 7, 0),
-        ("cuda:sm_80", {"quant": QuantConfig("w8a8")}, 0, 7),  # the norm makes int8 rows
+        ("cuda:sm_80", {"quant": QuantConfig("w8a8")}, 7, 0),
         ("cuda:sm_80", {"lora_slots": 2}, 0, 7),  # adapters read normed rows, too
         ("cuda:sm_80", {"tensor_parallel": 2}, 7, 0),
         ("cuda:sm_80", {"pipeline_parallel": 2}, 7, 0),
@@ -114,6 +114,21 @@ def test_which_targets_and_models(
 ) -> None:
     found = _ops(_graphs(llama, kernel_cache, target, **options)[_ONE])
     assert (sum(found[op] for op in _NORMED), found["rms_norm"]) == (normed, norms)
+
+
+def test_what_follows_a_layer_stays(llama: Path, kernel_cache: Path) -> None:
+    """A gated layer's rows become int8 in scratch memory, whoever norms its input."""
+    graphs = _graphs(llama, kernel_cache, quant=QuantConfig("w8a8"))
+    for bucket in (_ONE, _FOUR):
+        commands = graphs[bucket].commands
+        gated = [index for index, command in enumerate(commands) if command.spec.as_dict().get("gated")]
+        assert len(gated) == _LAYERS
+        for index in gated:
+            assert commands[index + 1].spec.op == "quantize_rows"
+            scratch = commands[index].operands[-1]
+            assert scratch == commands[index + 1].operands[0]
+            assert scratch.nbytes == bucket.batch * 2 * _SIZES["intermediate_size"]
+            assert scratch.offset + scratch.nbytes <= graphs[bucket].arena_bytes
 
 
 def test_a_norm_that_two_read_stays(kernel_cache: Path, tmp_path: Path) -> None:

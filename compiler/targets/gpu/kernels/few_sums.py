@@ -121,7 +121,7 @@ class FewSums:
                 for o in range(self._odds):
                     row = self._tile.row(let(T.min(self._place(tile, o), self._tile.count - 1)))
                     at = (number * self._form.tiles + tile) * self._odds + o
-                    self._sums[at] = of.k.raw("x", row * of.int8.words + (of.int8.number_words + 1) + group)
+                    self._sums[at] = of.int8_word(row, (of.int8.number_words + 1) + group)
 
     def _fact(self, group: int, part: int, half: int) -> int:
         return (group * self._of.parts + part) * self._halves + half

@@ -8,7 +8,7 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.kernels.fragments import LANES, call, weight_of, x_operand
-from llmc.compiler.targets.gpu.kernels.groups import calling, unrolled
+from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, unrolled
 from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile
 from llmc.compiler.targets.gpu.tensor_cores import MATRIX_COLUMNS, MATRIX_ROWS, WARP, TensorLayer
@@ -32,9 +32,19 @@ class Layer:
         self.int8 = Int8Rows(layer.width, matrix.scales) if matrix is not None and layer.dtype == "i8" else None
         self.weight = weight_of(layer, matrix)
         self.x = x_operand(layer, 0 if matrix is None else matrix.scales)
+        self.held: tuple[Shared, int] | None = None
+        """Where the group's only row of x lies in shared memory, in words, if the layer norms it."""
         item = calling(k).item
         self.warp, within = let(T.truncdiv(item, WARP)), let(T.truncmod(item, WARP))
         self.of_row, self.lane = let(T.truncdiv(within, LANES)), let(T.truncmod(within, LANES))
+
+    def int8_word(self, row: Expr, word: Expr) -> Expr:
+        """A word of an int8 row of x."""
+        if self.held is not None:
+            memory, begin = self.held
+            return T.Cast("int32", memory[let(begin + word)])
+        assert self.int8 is not None
+        return self.k.raw("x", row * self.int8.words + word)
 
     def zero(self, row: Expr, step: Expr) -> Expr:
         """The zero point that a step of a weight row needs before it is multiplied."""
@@ -165,7 +175,7 @@ def write_result(of: Layer, row: Expr, column: Expr, weight_rows: Sequence[Expr]
         """A finished sum, with the bias."""
         total = totals[part]
         if of.int8 is not None:
-            total = total * of.int8.scale(k, "x", row)
+            total = total * T.reinterpret("float32", of.int8_word(row, T.int32(of.int8.number_words)))
         if of.p["bias"]:
             total = let(total, "float32") + k.raw("bias", weight_rows[part])
         return let(total, "float32")

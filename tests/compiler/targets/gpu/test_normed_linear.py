@@ -24,6 +24,7 @@ from llmc.compiler.targets.gpu.wgmma import ALL, MANY, OFF
 from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
+from llmc.quantize.formats.registry import format_of_kernel
 
 from support.cuda import host_library
 from support.ptx_flow import early_operands
@@ -43,6 +44,12 @@ _SPECS = {
     "gated": quantized_spec("bf16", 1280, 2 * 72, Integers(4, 32, True), gated="f32"),
     "activated": KernelSpec.of("linear", "linear", **float_spec("f16", 224, 40, bias=True).as_dict(), activated="f16",
                                activation="gelu_tanh"),
+    "w8a8 least": quantized_spec("i8", 64, 40, Integers(8)),
+    "w8a8": quantized_spec("i8", 1088, 136, Integers(8), bias=True, residual=True),
+    "w8a8 4096": quantized_spec("i8", 4096, 2 * 72, Integers(8), gated="bf16"),
+    "w8a8 half groups": quantized_spec("i8", 960, 136, Integers(8, 256)),
+    "w4a8": quantized_spec("i8", 1280, 136, Integers(4, 128, True), gated="f32"),
+    "w4a8 8192": quantized_spec("i8", 8192, 40, Integers(4, 128)),
     "fp8": quantized_spec("f16", 2080, 72, Fp8()),
     "mxfp4": quantized_spec("bf16", 1056, 72, Codes("e2m1", 32, E8M0), bias=True),
 }  # fmt: skip
@@ -52,8 +59,12 @@ _SPECS = {
 def _norm(spec: KernelSpec, **more: Param) -> KernelSpec:
     """The norm whose row a layer reads."""
     p = spec.as_dict()
-    given: dict[str, Param] = {"dim": p["k"], "act_dtype": p["act_dtype"], "eps": _EPS, "rows": 0, **more}
-    return KernelSpec.of("norm", "rms_norm", **given)
+    given: dict[str, Param] = {"dim": p["k"], "act_dtype": p["act_dtype"], "eps": _EPS, "rows": 0}
+    if p["act_dtype"] == "i8":
+        sums = format_of_kernel(p).sums
+        assert sums is not None
+        given |= {"group_size": sums.group_size, "sum_factor": sums.factor}
+    return KernelSpec.of("norm", "rms_norm", **{**given, **more})
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +86,7 @@ def test_bits_are_those_of_both_kernels(name: str, numbers: str, library: ctypes
         x[0, ::7] *= np.float32(3e19)  # squares of which are infinite
     elif numbers == "no number":
         x[0, 5] = np.nan
-    layer.x = np.zeros((1, layer.k), np.int16)
+    layer.x = np.zeros_like(layer.x)
     call_kernel(library, _norm(spec), [x, weight, layer.x], 1, 1)
     half = p["gated"] or p.get("activated")
     width, dtype = layer.n // (2 if p["gated"] else 1), np.int16 if half in TORCH else np.float32
@@ -128,14 +139,15 @@ def test_which_layers_norm() -> None:
         float_spec("bf16", 4096, 6144), float_spec("f16", 4096, 2 * 14336, "f16"), float_spec("bf16", 64, 96),
         quantized_spec("bf16", 4096, 6144, int4), quantized_spec("bf16", 4096, 2 * 14336, int4, "bf16"),
         quantized_spec("f16", 4096, 6144, Integers(8), bias=True), quantized_spec("bf16", 8192, 10240, int4),
-        float_spec("bf16", 896, 1152, bias=True),
+        float_spec("bf16", 896, 1152, bias=True), quantized_spec("i8", 4096, 6144, Integers(8)),
+        quantized_spec("i8", 4096, 2 * 14336, int4, "bf16"),
     )  # fmt: skip
     others = (
         float_spec("bf16", 4096, 128256),  # groups take turns
         float_spec("bf16", 16384, 6144),  # the row leaves no room for a ring
         quantized_spec("bf16", 4096, 6144, mxfp4),  # nor do sums of short groups beside it
         float_spec("f32", 4096, 6144), float_spec("bf16", 4104, 6144),  # not on tensor cores
-        quantized_spec("i8", 4096, 6144, Integers(8)), expert_spec(float_spec("bf16", 2048, 1536)),
+        quantized_spec("i8", 96, 6144, Integers(8)), expert_spec(float_spec("bf16", 2048, 1536)),
     )  # fmt: skip
     assert [norms_inside(_norm(spec), spec, OFF) for spec in norming] == [True] * len(norming)
     assert [norms_inside(_norm(spec), spec, OFF) for spec in others] == [False] * len(others)
@@ -145,13 +157,15 @@ def test_which_layers_norm() -> None:
     assert not norms_inside(_norm(spec, rows=2), spec, OFF)
     assert not norms_inside(_norm(spec, act_dtype="i8"), spec, OFF)
     assert not norms_inside(_norm(spec, other=True), spec, OFF)
+    of_int8 = norming[-1]
+    assert not norms_inside(_norm(of_int8, group_size=64), of_int8, OFF)
     for one in norming:
         made = normed_spec(one, _EPS)
         layer, plain = tensor_layer(made), tensor_layer(one)
         assert layer is not None
         assert plain is not None
         (form,) = few_forms(layer)
-        assert form.shared_bytes + 4 * ITEMS <= SHARED_BYTES
+        assert form.shared_bytes + 4 * ITEMS * (3 if layer.dtype == "i8" else 1) <= SHARED_BYTES
         assert form.columns == few_forms(plain)[0].columns
         assert launch_of(made, tensor_cores=True).groups == launch_of(one, tensor_cores=True).groups
 
@@ -161,6 +175,8 @@ _WIDE = [
     float_spec("bf16", 4096, 2 * 14336, "bf16"),
     float_spec("f16", 8192, 10240),
     quantized_spec("f16", 4096, 6144, Integers(8)),
+    quantized_spec("i8", 4096, 2 * 14336, Integers(4, 128), "bf16"),
+    quantized_spec("i8", 8192, 10240, Integers(8)),
 ]
 """As models have them."""
 
@@ -168,7 +184,7 @@ _WIDE = [
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 @pytest.mark.parametrize("specs", [_WIDE[:1], pytest.param(_WIDE, marks=pytest.mark.exhaustive)], ids=["some", "all"])
 def test_code_has_no_spills_and_waits_before_it_reads_the_row(specs: list[KernelSpec], tmp_path: Path) -> None:
-    """Only weights are read before a kernel waits, on every path. Rows are read 64 bits at a time."""
+    """Only weights are read before a kernel waits, on every path. Rows are read 64 bits at a time, or 128 for int8."""
     made = {one.symbol(): one for one in (normed_spec(spec, _EPS) for spec in specs)}
     early = "\n".join((cuda_prelude.FULL_DEPENDENT, *(cuda_text(one, dependent=True) for one in made.values())))
     for kernel in build_ptx(early, "compute_90").decode().split(".visible .entry ")[1:]:
@@ -185,7 +201,9 @@ def test_code_has_no_spills_and_waits_before_it_reads_the_row(specs: list[Kernel
         if find_nvdisasm() is None:
             continue
         for symbol, counts in instructions(cubin, tmp_path).items():
-            pairs = -(-int(made[symbol].as_dict()["k"]) // (2 * ITEMS))
-            assert sum(n for name, n in counts.items() if name.startswith("LDG.E.64")) == 2 * pairs, symbol
-            assert counts["SHFL.BFLY"] == 5
+            p = made[symbol].as_dict()
+            at_once = 4 if p["act_dtype"] == "i8" else 2
+            loads = sum(n for name, n in counts.items() if name.startswith(f"LDG.E.{32 * at_once}"))
+            assert loads == 2 * int(p["k"]) // (at_once * ITEMS), symbol
+            assert counts["SHFL.BFLY"] in (5, 10, 15)
             assert not [name for name in counts if name.startswith(("LDL", "STL"))]

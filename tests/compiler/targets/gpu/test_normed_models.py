@@ -21,7 +21,7 @@ from support.cuda import Stub, fake_nvcc, kernels_on_host, stub_library
 from support.tiny_models import make_tiny_model
 
 _SIZES: dict[str, Any] = {
-    "hidden_size": 96, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "num_hidden_layers": 2,
 }  # fmt: skip
 _BUCKETS = "prefill=[1]x[32],decode=[1,3]x[64]"
@@ -29,8 +29,12 @@ _BUCKETS = "prefill=[1]x[32],decode=[1,3]x[64]"
 
 @pytest.mark.parametrize(
     ("family", "quant", "target"),
-    [("llama", None, "cuda:sm_90a+dependent"), ("qwen2", QuantConfig("w4a16"), "cuda:sm_80")],
-    ids=["bf16", "w4a16 with biases"],
+    [
+        ("llama", None, "cuda:sm_90a+dependent"),
+        ("qwen2", QuantConfig("w4a16"), "cuda:sm_80"),
+        ("llama", QuantConfig("w8a8"), "cuda:sm_80"),
+    ],
+    ids=["bf16", "w4a16 with biases", "w8a8"],
 )
 def test_a_token_has_the_same_bits_alone_and_in_company(
     family: str,
@@ -72,7 +76,8 @@ def test_a_token_has_the_same_bits_alone_and_in_company(
     for step, alone in ((0, False), (2, True)):
         for a, b in (("reference", "cuda"), ("cuda", "reference")):
             compared = diff_artifacts(tmp_path / a, tmp_path / b, tokens[:12], step)
-            assert compared.first(3e-2) is None
+            # Int8 activations that lie between two numbers may round either way.
+            assert compared.first(1e-1 if quant is not None and quant.scheme == "w8a8" else 3e-2) is None
             assert not compared.only_a + compared.only_b
             names = [tensor.name for tensor in compared.tensors]
             assert any("qkv" in name for name in names)
