@@ -361,6 +361,7 @@ inline unsigned llmc_rounded_bf16(float low, float high) {
 inline unsigned llmc_rounded_f16(float low, float high) {
   return cuda_on_host::RoundedF16(low) | cuda_on_host::RoundedF16(high) << 16;
 }
+inline int llmc_late(int number) { return number; }
 inline unsigned llmc_masked(unsigned word, unsigned mask, unsigned bits) { return (word & mask) | bits; }
 inline unsigned llmc_added_bf16(unsigned pair, unsigned other) {
   using namespace cuda_on_host;

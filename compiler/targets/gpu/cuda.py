@@ -101,6 +101,10 @@ class _Code:
         return build_ptx(text, f"compute_{capability_of(least)[0]}{'a' if self.exact else ''}")
 
 
+def _kernels(count: int) -> str:
+    return f"{count} {'kernels' if count > 1 else 'kernel'} of linear layers"
+
+
 @dataclass(frozen=True)
 class CudaTarget(GpuTarget):
     """NVIDIA GPUs of these architectures, and later ones by PTX. With wgmma, that of an architecture without it: none
@@ -157,7 +161,7 @@ class CudaTarget(GpuTarget):
     def _code_of(self, spec: KernelSpec, architecture: str) -> _Code:
         early = DEPENDENT in self.options and capability_of(architecture)[0] >= _LEAST_DEPENDENT
         layer = tensor_layer(spec) if architecture == wgmma.ARCHITECTURE else None
-        wide = layer is not None and not layer.normed
+        wide = layer is not None and not layer.normed and wgmma.takes(layer)
         return _Code(early, self.wgmma if wide else wgmma.OFF)
 
     def listings(self, spec: KernelSpec, variant: str | None) -> dict[str, str]:
@@ -169,10 +173,12 @@ class CudaTarget(GpuTarget):
     def notes(self, specs: Sequence[KernelSpec]) -> tuple[str, ...]:
         reasons = Counter(why for spec in specs if (why := refusal(spec)) is not None)
         left = f", nor by {self.wgmma}" if self.wgmma != wgmma.OFF else ""
-        return tuple(
-            f"{count} {'kernels' if count > 1 else 'kernel'} of linear layers not on tensor cores{left}: {why}"
-            for why, count in sorted(reasons.items())
-        )
+        found = [f"{_kernels(count)} not on tensor cores{left}: {why}" for why, count in sorted(reasons.items())]
+        layers = [layer for spec in specs if (layer := tensor_layer(spec)) is not None]
+        others = sum(not wgmma.takes(layer) for layer in layers) if left else 0
+        if others:
+            found.append(f"{_kernels(others)} by mma.sync alone, and not by {self.wgmma}: {wgmma.NOT_TAKEN}")
+        return tuple(found)
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         path.write_bytes(joined(codes))

@@ -36,6 +36,11 @@ __device__ __forceinline__ void llmc_mma_i8(int* c, uint a0, uint a1, uint a2, u
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+// The number. Nothing that depends on it is computed earlier.
+__device__ __forceinline__ int llmc_late(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
 // word & mask | bits, in one instruction: of two constants, one is in a register.
 __device__ __forceinline__ uint llmc_masked(uint word, uint mask, uint bits) {
   uint found;
@@ -203,6 +208,32 @@ __device__ __forceinline__ void llmc_e2m1_bf16(uint* to, uint packed) {
 }
 __device__ __forceinline__ void llmc_e2m1_f16(uint* to, uint packed) {
   llmc_e2m1(to, packed, 0, 0, 0x3E3C3800u, 0x46444240u);
+}
+// Eight integers of llama.cpp's table of 16, by the bytes of their halves: each half of the table gives one, and the
+// highest bit of a nibble says which of both it is.
+struct Codes { uint first0, first4, last0, last4; };
+__device__ __forceinline__ uint llmc_coded(Codes of, uint nibbles) {
+  const uint which = llmc_masked(nibbles >> 1, 0x4444u, 0x3210u);
+  return __byte_perm(__byte_perm(of.first0, of.first4, nibbles), __byte_perm(of.last0, of.last4, nibbles), which);
+}
+__device__ __forceinline__ void llmc_iq4_nl(uint* to, uint packed, Codes lows, Codes highs) {
+  for (int i = 0; i < 2; ++i, packed >>= 16) {
+    const uint low = llmc_coded(lows, packed), high = llmc_coded(highs, packed);
+    to[2 * i] = __byte_perm(low, high, 0x5140);
+    to[2 * i + 1] = __byte_perm(low, high, 0x7362);
+  }
+}
+__device__ __forceinline__ void llmc_iq4_nl_bf16(uint* to, uint packed) {
+  llmc_iq4_nl(to, packed, {0x82A6D0FEu, 0x20B00C44u, 0x18C85080u, 0xE2B28A54u},
+              {0xC2C2C2C2u, 0xC1C1C2C2u, 0x4241413Fu, 0x42424242u});
+}
+__device__ __forceinline__ void llmc_iq4_nl_f16(uint* to, uint packed) {
+  llmc_iq4_nl(to, packed, {0x103080F0u, 0x00806020u, 0xC0408000u, 0x109050A0u},
+              {0xD4D5D6D7u, 0xC9CDD0D2u, 0x504E4A3Cu, 0x57555452u});
+}
+// A lane's two bytes of both halves of a step.
+__device__ __forceinline__ void llmc_load2_twice(uint* to, const void* first, const void* second, int lane) {
+  to[0] = ((const ushort*)first)[lane] | (uint)((const ushort*)second)[lane] << 16;
 }
 // Eight nibbles as bytes.
 __device__ __forceinline__ void llmc_nibbles_i8(uint* to, uint packed) {

@@ -11,7 +11,7 @@ import re
 AWAIT = "llmc_await_earlier"
 """Function of the prelude that waits until all earlier kernels have ended. Every group calls it."""
 _LET_BEGIN = "llmc_let_later_begin"
-_WEIGHTS = frozenset({"weight", "scale", "zero", "bias", "norm"})
+_WEIGHTS = frozenset({"weight", "scale", "zero", "offset", "step", "shift", "bias", "norm"})
 """Operands of a kernel that waits by itself that no kernel writes."""
 
 

@@ -12,6 +12,7 @@ from llmc.compiler.targets.gpu.tensor_cores import (
     ITEMS,
     MATRIX_COLUMNS,
     MATRIX_ROWS,
+    SPAN,
     STEP_BYTES,
     WARPS,
     TensorLayer,
@@ -64,10 +65,15 @@ class Form:
 
     def stages(self, layer: TensorLayer) -> int:
         """Steps that shared memory holds at a time."""
-        return max(3, min(_MOST_STAGES, free_bytes(layer) // self._step_bytes(layer)))
+        free = free_bytes(layer) - self._scale_bytes(layer)
+        return max(3, min(_MOST_STAGES, free // self._step_bytes(layer)))
 
     def shared_bytes(self, layer: TensorLayer) -> int:
-        return self.stages(layer) * self._step_bytes(layer)
+        return self.stages(layer) * self._step_bytes(layer) + self._scale_bytes(layer)
+
+    def _scale_bytes(self, layer: TensorLayer) -> int:
+        """Of two spans of short groups: a scale of each, and an offset."""
+        return 2 * self.weight_rows * (SPAN // layer.short) * (8 if layer.offsets else 4) if layer.short else 0
 
     def _step_bytes(self, layer: TensorLayer) -> int:
         return self.weight_rows * layer.weight_step_bytes + self.x_rows * STEP_BYTES
@@ -194,8 +200,9 @@ def _few_form(layer: TensorLayer, tiles: int) -> FewForm:
 
 
 def _shallow(layer: TensorLayer, tiles: int, units: int, splits: int) -> FewForm:
-    """With the least steps a stage: each warp has one, or a scale group where it shares a unit."""
-    return FewForm(layer, tiles, units, splits, splits * (layer.group_steps if splits > 1 and layer.grouped else 1))
+    """With the least steps a stage: each warp has one, or a scale group where it shares a unit, or a span."""
+    whole = layer.short or (splits > 1 and layer.grouped)
+    return FewForm(layer, tiles, units, splits, splits * (layer.group_steps if whole else 1))
 
 
 def _divides(layer: TensorLayer) -> bool:
@@ -212,7 +219,8 @@ def _fits(form: FewForm) -> bool:
     """Whether a stage is not too large. A scale group has whole stages, or a stage whole groups."""
     layer, least = form.layer, form.layer.group_steps
     return (
-        form.stage_bytes <= (_STAGE_BYTES // 2 if form.splits > 1 or layer.normed else _STAGE_BYTES)
+        not layer.short  # a warp has the scales of one span in registers
+        and form.stage_bytes <= (_STAGE_BYTES // 2 if form.splits > 1 or layer.normed else _STAGE_BYTES)
         and form.sums_bytes <= _SUMS_BYTES
         and form.warp_steps * form.tiles <= _MOST_X_READ
         and (not layer.grouped or least % form.depth == 0 or form.depth % least == 0)
@@ -223,9 +231,9 @@ def forms(layer: TensorLayer) -> tuple[Form, ...]:
     """The forms for more than a few rows, which every number of rows has one of.
 
     A warp with 64 weight rows and 64 rows of x reads little of shared memory per product. With scale groups it has half
-    of that, since each sum takes two registers.
+    of that, since each sum takes two registers. Offsets, and sums of x beside them, take those of two tiles.
     """
-    tall = Form(FEW_ROWS, _MOST, 2, 8, across=4, below=1)
+    tall = Form(FEW_ROWS, _MOST, 2, 6 if layer.offsets else 8, across=4, below=1)
     if layer.experts:
         return (tall,)
     some = Form(FEW_ROWS, _SOME_ROWS, max(layer.parts, 2 if layer.rows >= _WIDE else 1), 4, across=2, below=2)

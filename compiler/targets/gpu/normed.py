@@ -29,7 +29,7 @@ def norms_inside(norm: KernelSpec, linear: KernelSpec, way: str) -> bool:
     """Whether a linear layer on tensor cores norms the one row that it reads. way: which rows use wgmma (`wgmma.py`),
     whose products may have other bits."""
     of_norm, layer = norm.as_dict(), tensor_layer(linear)
-    if layer is None or layer.experts or way == ALL:
+    if layer is None or layer.experts or layer.short or way == ALL:
         return False
     wanted: dict[str, Param] = {"act_dtype": layer.dtype, "rows": linear.as_dict()["rows"]}
     if layer.dtype not in HALVES:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from llmc.compiler.dtypes import HALVES
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.reference.kernels.padding import stored_bits
+from llmc.quantize.formats.affine import Affine
 from llmc.quantize.formats.base import WeightFormat
-from llmc.quantize.formats.codes import Codes
+from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import Fp8
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.formats.registry import format_of_kernel
@@ -28,8 +29,11 @@ ADAPTER_STEP = STEP_BYTES // 2
 """Elements of K per step of an adapter, whose numbers have two bytes."""
 _MOST_EXACT = 1 << 16
 """Products of bytes that fit a 32-bit sum."""
-INTEGERS, E4M3, E2M1 = "integers", "e4m3", "e2m1"
-"""Numbers of quantized weights: floats are those of OCP."""
+INTEGERS, E4M3, E2M1, IQ4_NL = "integers", "e4m3", "e2m1", "iq4_nl"
+"""Numbers of quantized weights: floats are those of OCP, and codes those of llama.cpp's table."""
+SPAN = 128
+"""Elements of K whose short scale groups are added up before they join a total."""
+_SHORT = (STEP_BYTES // 4, STEP_BYTES // 2)  # elements of a product, and of a step
 _NORMED = frozenset({"normed_linear", "normed_linear_quant"})
 _LINEARS = frozenset({"linear", "linear_quant", "expert_linear", "expert_linear_quant"}) | _NORMED
 
@@ -39,9 +43,11 @@ class TensorLayer:
     """The operands of a layer.
 
     dtype: of x: bf16, f16 or i8. bits: width of a weight number. asymmetric: whether groups have zero points. length:
-    elements per scale; 0 without scales. experts: number of weights, one after another; 0 for a layer with one.
-    rows, parts: of each weight, and those of a gated layer, which are two. top_k: experts of a row of x, or 1. numbers:
-    what those of a quantized weight are. normed: whether x is one row of float32, which the layer norms itself.
+    elements per scale, or of a span of short groups; 0 without scales. experts: number of weights, one after another; 0
+    for a layer with one. rows, parts: of each weight, and those of a gated layer, which are two. top_k: experts of a
+    row of x, or 1. numbers: what those of a quantized weight are. short: elements of a short group, which has a product
+    or a step; 0 without them. offsets: whether short groups have offsets, times which the sum of x is subtracted.
+    normed: whether x is one row of float32, which the layer norms itself.
     """
 
     width: int
@@ -54,6 +60,8 @@ class TensorLayer:
     parts: int = 1
     top_k: int = 1
     numbers: str = INTEGERS
+    short: int = 0
+    offsets: bool = False
     normed: bool = False
 
     @property
@@ -78,7 +86,17 @@ class TensorLayer:
     @property
     def grouped(self) -> bool:
         """Whether sums are scaled before a row ends, so that each has a chain and a total."""
-        return 0 < self.length < self.width
+        return self.short > 0 or 0 < self.length < self.width
+
+    @property
+    def halved(self) -> bool:
+        """Whether each of the two products of a step has a scale group of its own, and so half of the step."""
+        return 0 < self.short < self.step
+
+    @property
+    def step_groups(self) -> int:
+        """Short groups of a step."""
+        return self.step // self.short
 
     @property
     def weight_step_bytes(self) -> int:
@@ -122,11 +140,17 @@ def _judged(spec: KernelSpec) -> TensorLayer | str:
             return f"activations are {dtype}, and tensor cores multiply bf16, f16 and int8"
         if numbers is None:
             return f"tensor cores have no kernel for weights of format {_name(format)}"
-        if dtype == "i8" and numbers != INTEGERS:
+        if dtype == "i8" and not isinstance(format, Integers):
             return f"activations are int8, and weights of format {_name(format)} are no integers"
-        length = width if format.scales(width) == 1 else format.group_size
         bits, asymmetric = stored_bits(format.bits), isinstance(format, Integers) and format.asymmetric
-        layer = TensorLayer(width, dtype, bits, asymmetric, length, experts, rows, parts, top_k, numbers, normed)
+        short, offsets = format.group_size if _is_short(format) else 0, isinstance(format, Affine) and format.offsets
+        if short and short not in _SHORT:
+            return f"scale groups of {short} numbers of format {_name(format)} are neither of 16 nor of 32"
+        length = width if format.scales(width) == 1 else format.group_size
+        length = SPAN if short else length
+        layer = TensorLayer(
+            width, dtype, bits, asymmetric, length, experts, rows, parts, top_k, numbers, short, offsets, normed
+        )
         if length < width and length % layer.step:
             return f"scale groups of {length} numbers are no multiple of the {layer.step} that are multiplied at a time"
         if dtype == "i8" and length > _MOST_EXACT:
@@ -142,12 +166,25 @@ def _name(format: WeightFormat) -> str:
 
 
 def _numbers_of(format: WeightFormat) -> str | None:
-    """What numbers of a format are; None of one whose numbers halves do not have, or with more than scales."""
+    """What numbers of a format are; None of one whose numbers halves do not have."""
     if isinstance(format, Integers):
         return INTEGERS
     if isinstance(format, Fp8):
         return E4M3
-    return E2M1 if isinstance(format, Codes) and format.table == E2M1 else None
+    if not isinstance(format, Affine | Codes):
+        return None
+    if not format.table:
+        return INTEGERS
+    return format.table if format.table in (E2M1, IQ4_NL) else None
+
+
+def _is_short(format: WeightFormat) -> bool:
+    """Whether sums have spans of short groups: with steps or offsets, in groups of a product, or of GGUF's codes."""
+    return isinstance(format, Affine) or (
+        isinstance(format, Codes)
+        and format.scale_kind != E8M0
+        and (format.table == IQ4_NL or format.group_size == _SHORT[0])
+    )
 
 
 _ADAPTER_ROWS = 4  # tokens for whose tile a launch has groups

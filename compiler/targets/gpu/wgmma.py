@@ -17,6 +17,8 @@ WAYS = (ALL, MANY)
 """As a target's name has them, behind the architecture: `sm_90a+wgmma`."""
 ARCHITECTURE = "sm_90a"
 """The one that has the instruction."""
+NOT_TAKEN = "scale groups of less than 64 numbers that have steps, offsets or a table of codes"
+"""Why a layer on tensor cores is not computed by it."""
 X_STAGES = 3
 """Steps of x in shared memory: one is multiplied, the next one is there, and one may still be read by other warps."""
 _MOST_STAGES = 10
@@ -77,7 +79,7 @@ def row_forms(layer: TensorLayer, way: str) -> RowForms:
     if layer.normed:
         return RowForms(few_forms(layer), (), ())
     few, many = few_forms(layer), forms(layer)
-    if way == OFF:
+    if way == OFF or not takes(layer):
         return RowForms(few, many, ())
     wide = _wide(layer, many[-1])
     if way == MANY or layer.dtype == "i8":
@@ -87,6 +89,11 @@ def row_forms(layer: TensorLayer, way: str) -> RowForms:
     some = [least, replace(least, above=MATRIX_COLUMNS, most=FEW_ROWS, tiles=2)]
     some += [WgmmaForm(form.above, form.most, form.fragments, form.x_rows // MATRIX_COLUMNS) for form in many[:-1]]
     return RowForms((), (), (*some, wide))
+
+
+def takes(layer: TensorLayer) -> bool:
+    """Whether a layer uses `wgmma` where the target does. Short groups would wait for each step of products."""
+    return not layer.short
 
 
 def _wide(layer: TensorLayer, form: Form) -> WgmmaForm:

@@ -10,6 +10,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.targets.gpu.kernels.fragments import call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, unrolled
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile
+from llmc.compiler.targets.gpu.kernels.short_groups import OwnScales, ShortGroups
 from llmc.compiler.targets.gpu.kernels.tensor_sums import HALF, Layer, scaled, write_result
 from llmc.compiler.targets.gpu.linear_forms import FewForm
 from llmc.compiler.targets.gpu.tensor_cores import MATRIX_COLUMNS, MATRIX_ROWS, WARP
@@ -38,7 +39,11 @@ class FewSums:
         self._chain = Array(parts * tiles * _RESULTS, self._kind)
         self._total = Array(parts * tiles * self._halves * self._odds)
         count = form.groups
-        self._scale = Array(count * parts * self._halves) if layer.length else None
+        self._scale = Array(count * parts * self._halves) if layer.length and not layer.short else None
+        self._short = ShortGroups(layer, 2 * parts) if layer.short else None
+        if self._short is not None:
+            assert of.matrix is not None
+            self._scales = OwnScales(of.k, layer, of.matrix, self._short)
         self._sums = Array(count * tiles * self._odds, "int32") if of.int8 is not None else None
         self._asymmetric = layer.asymmetric and of.int8 is not None
         self._zero = Array(count * parts * self._halves, "int32") if self._asymmetric else None
@@ -75,6 +80,13 @@ class FewSums:
         if of.layer.length and not of.layer.grouped:
             self._load_scales(T.int32(0))
             self._load_offsets(T.int32(0))
+        self._load_short(T.int32(0))
+
+    def _load_short(self, stage: Expr) -> None:
+        """Asks for the scales of the warp's span of a stage."""
+        if self._short is not None:
+            rows = [row for part in range(self._of.parts) for row in (pair[part] for pair in self._stored_rows)]
+            self._scales.load(rows, let(stage * self._form.splits + self._split))
 
     def _group(self, stage: Expr, number: Expr) -> Expr:
         """A scale group of a stage; the last one for those that there are not."""
@@ -84,7 +96,13 @@ class FewSums:
         return let(T.min(first + number, self._of.matrix.scales - 1))
 
     def enter(self, stage: Expr) -> None:
-        """Before the wait for a stage: asks for what its groups are scaled by."""
+        """Before the wait for a stage: asks for what its groups are scaled by, or the short ones of the next stage."""
+        if self._short is not None:
+            self._scales.take()
+            self._next_stage = let(stage + 1)
+            if self._scales.ahead:
+                self._load_short(self._next_stage)
+            return
         if self._of.layer.grouped:
             self._load_offsets(stage)
             if not self._form.passed:
@@ -104,6 +122,8 @@ class FewSums:
 
     def _load_scales(self, stage: Expr) -> None:
         of = self._of
+        if self._short is not None:
+            return
         assert self._scale is not None
         assert of.matrix is not None
         for number in range(self._form.groups):
@@ -134,6 +154,14 @@ class FewSums:
             [of.weight.words(one, self._offset_of(own, part, half)) for half, one in enumerate(pair)]
             for part, pair in enumerate(stored)
         ]
+        if self._short is not None:
+            self._scales.enter(i)
+            if i == form.warp_steps - 1 and not self._scales.ahead:
+                self._load_short(self._next_stage)
+            for tile in range(form.tiles):
+                places = [(part * form.tiles + tile) * _RESULTS for part in range(of.parts)]
+                self._short.add([(low, high) for low, high in words], x(i, tile), self._chain, places)
+            return
         for tile in range(form.tiles):
             b = x(i, tile)
             for part, (low, high) in enumerate(words):
@@ -201,12 +229,15 @@ class FewSums:
     def _fold(self, number: int, chain: Callable[[int, int, int], Expr]) -> None:
         """Adds a scale group. chain: its sums, by product, half and odd."""
         of, form = self._of, self._form
-        assert self._scale is not None
         for part in range(of.parts):
             for tile in range(form.tiles):
                 for h in range(self._halves):
                     for o in range(self._odds):
                         product, fact = part * form.tiles + tile, self._fact(number, part, h)
+                        if self._scale is None:  # of short groups, what they have is scaled
+                            at = self._at(product, h, o)
+                            self._total[at] = self._total[at] + chain(product, h, o)
+                            continue
                         sums = None
                         if self._sums is not None:
                             zero = T.int32(1) if self._zero is None else self._zero[fact]

@@ -3,6 +3,9 @@
 Four lanes share a row. A lane holds contiguous elements along K: 16 bytes of x, and as many numbers of the weight. The
 first half is its part of one product, the second half its part of the next. Both operands are thus permuted alike along
 K, which leaves sums unchanged, and each lane reads contiguous memory.
+
+Where each product of a step has a scale group of its own, it has the first or the second half of the step. There a lane
+reads half as many bytes of each.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 
 LANES = 4
 """Lanes that share a row of a fragment."""
+_BANKS_BYTES = 128  # that shared memory reads at a time
+_READ_TOGETHER = 8  # rows whose lanes read at a time
 _WORDS = 4  # words per lane, for two products
 _ELEMENT_BYTES = {"uint16": 2, "int32": 4, "uint8": 1}
 
@@ -30,17 +35,24 @@ def call(name: str, *arguments: Expr) -> None:
     T.evaluate(T.call_extern("int32", name, *arguments))
 
 
+def late(number: Expr) -> Expr:
+    """The number, of which compilers compute nothing earlier: until here, other values need the registers."""
+    return let(T.call_extern("int32", "llmc_late", number))
+
+
 @dataclass(frozen=True)
 class Operand:
     """Rows of a buffer. Sizes in bytes.
 
-    stride: between rows. step_bytes: one step of a row. aligned: whether rows begin at multiples of 16 bytes.
+    stride: between rows. step_bytes: one step of a row. halved: whether each product has half of a step. aligned:
+    whether rows begin at multiples of 16 bytes.
     """
 
     buffer: str
     dtype: str
     stride: int
     step_bytes: int = STEP_BYTES
+    halved: bool = False
 
     @property
     def aligned(self) -> bool:
@@ -60,17 +72,55 @@ class Operand:
         item = _ELEMENT_BYTES[TIR_DTYPE[self.dtype]]
         return k.address(self.buffer, let(row * (self.stride // item) + (step * self.step_bytes + at) // item))
 
-    def read(self, to: Array, shared: Shared, row: Expr, lane: Expr) -> None:
-        """Loads a lane's part of a row from shared memory, where rows are contiguous. row: offset of the row, in
-        words."""
-        call(f"llmc_load{self.lane_bytes}", to.address(0), shared.address(let(row + lane * (self.lane_bytes // 4))))
+    @property
+    def half_bytes(self) -> int:
+        """Between the two parts of a lane of a halved step."""
+        return self.step_bytes // 2
+
+    def seat(self, place: Expr, at: Expr) -> Expr:
+        """Where byte `at` of a step is in shared memory. place: of the row.
+
+        Lanes of eight rows read a half of a step at a time. Rows that would meet in a bank have their halves exchanged.
+        """
+        return T.bitwise_xor(at, self._turn(place)) if self._turns else at
+
+    @property
+    def _turns(self) -> bool:
+        return self.halved and self.half_bytes >= self.copied and _READ_TOGETHER * self.step_bytes > _BANKS_BYTES
+
+    def _turn(self, place: Expr) -> Expr:
+        apart = _BANKS_BYTES // self.step_bytes  # rows that begin in the same bank
+        return T.bitwise_and(T.truncdiv(place, apart), T.int32(1)) * self.half_bytes
+
+    def load(self, k: Frame, to: Array, first: Expr, row: Expr, step: Expr, lane: Expr) -> None:
+        """Loads a lane's part of a row from global memory into words of `to`, from `first` on."""
+        halves = 2 if self.halved else 1
+        size = self.lane_bytes // halves
+        for half in range(halves):
+            at = let(lane * size + half * self.half_bytes)
+            call(f"llmc_load{size}", to.address(first + half * size // 4), self.address(k, row, step, at))
+
+    def read(self, to: Array, shared: Shared, row: Expr, lane: Expr, of_row: Expr) -> None:
+        """Loads a lane's part of a row from shared memory, where rows are contiguous. row: offset of the row, in words.
+        of_row: its place, by its last three bits."""
+        if not self.halved:
+            call(f"llmc_load{self.lane_bytes}", to.address(0), shared.address(let(row + lane * (self.lane_bytes // 4))))
+            return
+        words, size = self.half_bytes // 4, self.lane_bytes // 2
+        if size < 4:
+            call("llmc_load2_twice", to.address(0), shared.address(row), shared.address(let(row + words)), lane)
+            return
+        first = let(lane * (size // 4) + (T.truncdiv(self._turn(of_row), 4) if self._turns else 0))
+        for half in range(2):
+            at = let(row + T.bitwise_xor(first, T.int32(half * words)))
+            call(f"llmc_load{size}", to.address(half * size // 4), shared.address(at))
 
 
 def x_operand(layer: TensorLayer, groups: int) -> Operand:
     """x as an operand. groups: number of sums in an int8 row."""
     if layer.dtype == "i8":
         return Operand("x", "i8", 4 * Int8Rows(layer.width, groups).words)
-    return Operand("x", layer.dtype, 2 * row_width(layer.width, layer.dtype))
+    return Operand("x", layer.dtype, 2 * row_width(layer.width, layer.dtype), halved=layer.halved)
 
 
 class Weight(ABC):
@@ -145,7 +195,7 @@ class FloatsAsHalves(Weight):
 
 def _numbers(layer: TensorLayer) -> Operand:
     """Rows of stored numbers."""
-    return Operand("weight", "u8", number_bytes(layer.width, layer.bits), layer.weight_step_bytes)
+    return Operand("weight", "u8", number_bytes(layer.width, layer.bits), layer.weight_step_bytes, layer.halved)
 
 
 def weight_of(layer: TensorLayer, matrix: Matrix | None) -> Weight:

@@ -28,18 +28,19 @@ class Staged:
         for done in range(0, self._count * pieces, ITEMS):
             index = let(item + done)
             place, at = let(T.truncdiv(index, pieces)), let(T.truncmod(index, pieces) * copied)
-            self._turns.append((place, at, row_of(place)))
+            self._turns.append((place, at, let(self._operand.seat(place, at)), row_of(place)))
 
     def _stage(self, step: Expr) -> Expr:
         return let(T.truncmod(step, self._stages) * (self._count * self._row_words) + self._begin)
 
     def copy(self, step: Expr) -> None:
         stage, operand = self._stage(step), self._operand
-        for place, at, row in self._turns:
-            to = self._memory.address(let(stage + place * self._row_words + T.truncdiv(at, 4)))
+        for place, at, seat, row in self._turns:
+            to = self._memory.address(let(stage + place * self._row_words + T.truncdiv(seat, 4)))
             call(f"llmc_copy{operand.copied}", to, operand.address(self._of.k, row, step, at))
 
     def read(self, step: Expr, place: Expr) -> Array:
-        words = Array(4, "uint32")
-        self._operand.read(words, self._memory, let(self._stage(step) + place * self._row_words), self._of.lane)
+        words, of = Array(4, "uint32"), self._of
+        begin = let(self._stage(step) + place * self._row_words)
+        self._operand.read(words, self._memory, begin, of.lane, of.of_row)
         return words

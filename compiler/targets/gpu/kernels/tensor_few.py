@@ -14,13 +14,13 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.dtypes import DTYPES
 from llmc.compiler.targets.gpu.dependent import AWAIT
 from llmc.compiler.targets.gpu.kernels.few_sums import FewSums
-from llmc.compiler.targets.gpu.kernels.fragments import LANES, call
+from llmc.compiler.targets.gpu.kernels.fragments import call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, all_of, calling, sync, turns
 from llmc.compiler.targets.gpu.kernels.normed_row import NormedRow
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile, row_tiles
 from llmc.compiler.targets.gpu.kernels.tensor_sums import HALF, Layer
 from llmc.compiler.targets.gpu.linear_forms import FewForm
-from llmc.compiler.targets.gpu.tensor_cores import ITEMS, MATRIX_COLUMNS, MATRIX_ROWS, STEP_BYTES, WARPS
+from llmc.compiler.targets.gpu.tensor_cores import ITEMS, MATRIX_COLUMNS, MATRIX_ROWS, WARPS
 from llmc.compiler.targets.reference.kernels.frame import Array, Expr, let, when
 
 _BANKS_BYTES = 128  # that shared memory reads at a time
@@ -52,9 +52,9 @@ class _Ring:
         for done in range(0, self._total, ITEMS):
             index = let(item + done)
             place, at = let(T.truncdiv(index, pieces)), let(T.truncmod(index, pieces) * operand.copied)
-            step, within = let(T.truncdiv(at, operand.step_bytes)), T.truncmod(at, operand.step_bytes)
+            step, within = let(T.truncdiv(at, operand.step_bytes)), let(T.truncmod(at, operand.step_bytes))
             seat = T.bitwise_xor(place, T.bitwise_and(step, T.int32(self._mask)))
-            to = let((step * form.weight_rows + seat) * self._row_words + T.truncdiv(within, 4))
+            to = let((step * form.weight_rows + seat) * self._row_words + T.truncdiv(operand.seat(place, within), 4))
             partial = self._total - done < ITEMS
             self._turns.append((index if partial else None, row_of(place), at, step, to))
 
@@ -91,7 +91,7 @@ class _Ring:
             found = Array(_WORDS, "uint32")
             turned = T.bitwise_xor(seat, T.int32(step & self._mask))
             at = let(begin + turned * words) + (step * rows + behind) * words
-            self._operand.read(found, self._memory, at, self._of.lane)
+            self._operand.read(found, self._memory, at, self._of.lane, self._of.of_row)
             return found
 
         return read
@@ -132,8 +132,7 @@ class _RowsOfX:
         for i in range(form.warp_steps):
             step = let(T.min(first + i, steps - 1)) if steps % form.depth else let(first + i)
             for number, row in enumerate(self._rows):
-                at = of.lane * (STEP_BYTES // LANES)
-                call("llmc_load16", self._next.address(self._at(i, number)), of.x.address(of.k, row, step, at))
+                of.x.load(of.k, self._next, self._at(i, number), row, step, of.lane)
 
     def _at(self, step: int, tile: int) -> int:
         return (step * self._form.tiles + tile) * _WORDS
@@ -208,15 +207,13 @@ def few_rows(of: Layer, rows: Expr, form: FewForm, memory: Shared) -> None:
 
 
 def _prefetch_planes(of: Layer, form: FewForm, tile: Tile, column: Expr) -> None:
-    """Brings scales and zero points of the group's weight rows to the L2 cache, before they are needed."""
+    """Brings scales, zero points and offsets of the group's weight rows to the L2 cache, before they are needed."""
     if of.matrix is None:
         return
     item = calling(of.k).item
     for plane in of.matrix.planes:
-        if plane.name not in ("scale", "zero"):
-            continue
         a_line = _LINE_BYTES // DTYPES[plane.dtype].item_bytes
-        of_row = of.matrix.groups
+        of_row = plane.count
         lines = -(-form.columns * of_row // a_line)
         for part in range(of.parts):
             base = let(tile.base + part * of.columns)

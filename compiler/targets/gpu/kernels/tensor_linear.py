@@ -16,15 +16,16 @@ from llmc.compiler.targets.gpu.dependent import AWAIT
 from llmc.compiler.targets.gpu.kernels.fragments import call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile, row_tiles
+from llmc.compiler.targets.gpu.kernels.short_groups import SharedScales
 from llmc.compiler.targets.gpu.kernels.staged import Staged
 from llmc.compiler.targets.gpu.kernels.tensor_few import few_rows
 from llmc.compiler.targets.gpu.kernels.tensor_sums import HALF, Layer, Sums
 from llmc.compiler.targets.gpu.kernels.wgmma_linear import wgmma_rows
 from llmc.compiler.targets.gpu.linear_forms import Form
-from llmc.compiler.targets.gpu.tensor_cores import MATRIX_COLUMNS, MATRIX_ROWS, TensorLayer
+from llmc.compiler.targets.gpu.tensor_cores import MATRIX_COLUMNS, MATRIX_ROWS, STEP_BYTES, TensorLayer
 from llmc.compiler.targets.gpu.wgmma import OFF, row_forms
 from llmc.compiler.targets.reference.kernels.experts import check_index
-from llmc.compiler.targets.reference.kernels.frame import Expr, Frame, let
+from llmc.compiler.targets.reference.kernels.frame import Expr, Frame, let, when
 from llmc.compiler.targets.reference.kernels.linear import activated_dtype
 from llmc.compiler.targets.reference.kernels.matrices import matrix_of
 
@@ -37,6 +38,11 @@ def _many(of: Layer, rows: Expr, form: Form, memory: Shared) -> None:
     begin = stages * form.weight_rows * of.layer.weight_step_bytes // 4
     x = Staged(of, of.x, form.x_rows, stages, memory, begin)
     sums = Sums(of, form.fragments, form.tiles)
+    scales = None
+    if sums.short is not None:
+        assert of.matrix is not None
+        behind = begin + stages * form.x_rows * STEP_BYTES // 4
+        scales = SharedScales(k, of.layer, of.matrix, form.weight_rows, memory, behind)
     warp_rows, warp_places = form.fragments * MATRIX_ROWS, form.tiles * MATRIX_COLUMNS
     warp, below = let(T.truncmod(of.warp, form.across)), let(T.truncdiv(of.warp, form.across) * warp_places)
     wide = form.weight_rows // parts  # columns of a tile
@@ -67,17 +73,21 @@ def _many(of: Layer, rows: Expr, form: Form, memory: Shared) -> None:
         sync()
         for ahead in range(stages - 1):
             copy(let(T.int32(ahead)))
+        if scales is not None:
+            scales.begin(weight_row)
         with T.serial(steps) as step:
             call(f"llmc_copies_wait<{stages - 2}>")
             sync()
             copy(let(step + (stages - 1)))
-            stored = [
-                [
-                    weight.read(step, let(warp * warp_rows + (fragment * MATRIX_ROWS + half * HALF) + of.of_row))
-                    for half in range(2)
-                ]
+            places = [
+                [let(warp * warp_rows + (fragment * MATRIX_ROWS + half * HALF) + of.of_row) for half in range(2)]
                 for fragment in range(form.fragments)
             ]
+            stored = [[weight.read(step, place) for place in pair] for pair in places]
+            if scales is not None and sums.short is not None:
+                scales.enter(sums.short, step, [place for pair in places for place in pair])
+                with when(T.truncmod(step + 1, of.layer.group_steps) == 0):
+                    scales.give(let(T.truncdiv(step + 1, of.layer.group_steps)))
             sums.multiply(step, stored, lambda tile: x.read(step, let(below + of.of_row + tile * MATRIX_COLUMNS)))
             sums.end_step(step)
         call("llmc_copies_wait<0>")

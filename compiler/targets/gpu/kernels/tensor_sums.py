@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.gpu.kernels.fragments import LANES, call, weight_of, x_operand
+from llmc.compiler.targets.gpu.kernels.fragments import LANES, call, late, weight_of, x_operand
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, unrolled
 from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile
+from llmc.compiler.targets.gpu.kernels.short_groups import ShortGroups
 from llmc.compiler.targets.gpu.tensor_cores import MATRIX_COLUMNS, MATRIX_ROWS, WARP, TensorLayer
 from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let, row_width, when
 from llmc.compiler.targets.reference.kernels.linear import activated, activated_dtype
@@ -63,32 +64,50 @@ class Sums:
         self._kind = "int32" if layer.dtype == "i8" else "float32"
         self._chain = Array(size, self._kind)
         self._total = Array(size) if layer.length else self._chain
+        self.short = ShortGroups(layer, 2 * fragments) if layer.short else None
+        """By what short groups of the step that is multiplied next are scaled."""
 
     def begin(self, tile: Tile, first_column: Expr, first_place: Expr) -> None:
         """Both of the warp: its first column of the result, and its first place in the tile."""
-        of = self._of
-        self._tile, self._first_place = tile, first_place
-        self._columns: list[list[Expr]] = []
-        self.rows: list[list[Expr]] = []
-        """By fragment and half, the weight row of this lane's results."""
-        for fragment in range(self.fragments):
-            block, part = divmod(fragment, of.parts)
-            columns = [let(first_column + (block * MATRIX_ROWS + half * HALF) + of.of_row) for half in range(2)]
-            self._columns.append(columns)
-            base = let(tile.base + part * of.columns)
-            self.rows.append([let(T.min(column, of.columns - 1) + base) for column in columns])
+        self._tile, self._first_column, self._first_place = tile, first_column, first_place
+        if self.short is None:
+            self._locate()
         with T.unroll(self.fragments * self.tiles * 4) as i:
             self._chain[i] = T.Cast(self._kind, T.int32(0))
             if self._total is not self._chain:
                 self._total[i] = T.float32(0.0)
 
-    def _place(self, tile: Expr, odd: Expr) -> Expr:
+    def _locate(self) -> None:
+        """Finds rows and columns of this lane's results: with short groups, which need all registers, at the end."""
+        of = self._of
+        self._columns: list[list[Expr]] = []
+        self.rows: list[list[Expr]] = []
+        """By fragment and half, the weight row of this lane's results."""
+        for fragment in range(self.fragments):
+            block, part = divmod(fragment, of.parts)
+            first = self._first_column + (block * MATRIX_ROWS)
+            columns = [let(first + half * HALF + of.of_row) for half in range(2)]
+            self._columns.append(columns)
+            base = let(self._tile.base + part * of.columns)
+            self.rows.append([let(T.min(column, of.columns - 1) + base) for column in columns])
+
+    def _own_place(self) -> Expr:
+        """The place in the tile of this lane's first result."""
+        return let(self._first_place + self._of.lane * 2)
+
+    def _place(self, own: Expr, tile: Expr, odd: Expr) -> Expr:
         """The place in the tile of a result of this lane."""
-        return let(self._first_place + tile * MATRIX_COLUMNS + self._of.lane * 2 + odd)
+        return let(own + tile * MATRIX_COLUMNS + odd)
 
     def multiply(self, step: Expr, stored: list[list[Array]], x: Callable[[Expr], Array]) -> None:
         """Multiplies a step. stored: a lane's part of each weight row. x: of the x row of a tile."""
         of = self._of
+        if self.short is not None:
+            fragments = [(of.weight.words(low, T.int32(0)), of.weight.words(high, T.int32(0))) for low, high in stored]
+            with unrolled(self.tiles) as tile:
+                places = [(fragment * self.tiles + tile) * 4 for fragment in range(self.fragments)]
+                self.short.add(fragments, x(tile), self._chain, places)
+            return
         words = [
             [of.weight.words(part, of.zero(row, step)) for row, part in zip(rows, parts, strict=True)]
             for rows, parts in zip(self.rows, stored, strict=True)
@@ -116,6 +135,11 @@ class Sums:
 
     def _fold(self, group: Expr) -> None:
         of, k, matrix = self._of, self._of.k, self._of.matrix
+        if of.layer.short:
+            with T.unroll(self.fragments * self.tiles * 4) as i:
+                self._total[i] = self._total[i] + self._chain[i]
+                self._chain[i] = T.float32(0.0)
+            return
         assert matrix is not None
         scales = [[let(matrix.scale(k, row, group), "float32") for row in rows] for rows in self.rows]
         at_group = let(group * of.layer.length)
@@ -125,8 +149,9 @@ class Sums:
             else [T.int32(1)] * 2
             for rows in self.rows
         ]
+        own = self._own_place()
         with unrolled(self.tiles) as tile:
-            sums = [self._sum_of(group, self._place(tile, odd)) for odd in range(2)]
+            sums = [self._sum_of(group, self._place(own, tile, odd)) for odd in range(2)]
             for fragment in range(self.fragments):
                 for half in range(2):
                     for odd in range(2):
@@ -145,8 +170,11 @@ class Sums:
 
     def write(self) -> None:
         """Writes the results. Eight lanes write neighbouring columns of a row, which are whole sectors of memory."""
+        if self.short is not None:
+            self._locate()
+        own = late(self._own_place())
         with unrolled(self.tiles) as tile, unrolled(2) as odd:
-            place = self._place(tile, odd)
+            place = self._place(own, tile, odd)
             with when(place < self._tile.count):
                 row = self._tile.row(place)
                 for fragment in range(0, self.fragments, self._of.parts):

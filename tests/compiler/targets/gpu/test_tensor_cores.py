@@ -317,7 +317,7 @@ def test_what_tensor_cores_do_not_take() -> None:
         float_spec("bf16", 72, 64),
         quantized_spec("i8", 96, 64, Integers(8)),
         quantized_spec("i8", 128, 64, Integers(4, 32)),
-        quantized_spec("bf16", 128, 64, Codes("e2m1", 16)),
+        quantized_spec("bf16", 128, 64, Codes("e2m1", 16, E8M0)),
         quantized_spec("bf16", 128, 64, Codes("nf4", 64)),
         quantized_spec("f32", 128, 64, Fp8()),
     )
@@ -327,7 +327,7 @@ def test_what_tensor_cores_do_not_take() -> None:
 
 def test_why_tensor_cores_do_not_take_a_layer() -> None:
     """Said of a compiled model, once for each reason; of other kernels, nothing."""
-    f32, groups = float_spec("f32", 64, 64), quantized_spec("bf16", 128, 64, Codes("e2m1", 16))
+    f32, groups = float_spec("f32", 64, 64), quantized_spec("bf16", 128, 64, Codes("e2m1", 16, E8M0))
     mixed = KernelSpec.of("linear", "linear", **{**f32.as_dict(), "act_dtype": "bf16"})
     specs = (
         ORDER, float_spec("bf16", 64, 64), float_spec("bf16", 72, 64), f32, quantized_spec("f32", 128, 64, Fp8()),
