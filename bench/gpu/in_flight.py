@@ -22,6 +22,7 @@ from llmc.compiler.targets.gpu.normed import norms_inside
 from llmc.compiler.targets.gpu.nvcc import build_cubin, build_ptx
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, WARP, tensor_layer
 from llmc.compiler.targets.gpu.wgmma import OFF
+from llmc.models.sources.gguf.stored import LAYOUTS
 from llmc.quantize.formats.base import WeightFormat
 from llmc.quantize.formats.codes import E8M0, Codes
 from llmc.quantize.formats.fp8 import Fp8
@@ -46,6 +47,12 @@ SCHEMES: Mapping[str, tuple[str, WeightFormat | None]] = {
     "w4a16, groups of 64": ("bf16", Integers(4, 64)),
     "fp8": ("bf16", Fp8()),
     "mxfp4": ("bf16", Codes("e2m1", 32, E8M0)),
+    "Q4_K": ("bf16", LAYOUTS["Q4_K"]),
+    "Q5_K": ("bf16", LAYOUTS["Q5_K"]),
+    "Q6_K": ("bf16", LAYOUTS["Q6_K"]),
+    "Q3_K": ("bf16", LAYOUTS["Q3_K"]),
+    "IQ4_XS": ("bf16", LAYOUTS["IQ4_XS"]),
+    "nvfp4": ("bf16", Codes("e2m1", 16)),
     "w8a8": ("i8", Integers(8)),
     "int4 weights, int8 inputs": ("i8", Integers(4, 128)),
 }
