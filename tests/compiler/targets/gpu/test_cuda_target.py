@@ -21,6 +21,7 @@ from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import Pages, check_every_bucket, compile_tiny, random_tokens, replay
 from support.cuda import Stub, fake_nvcc, kernels_on_host, stub_library
+from support.gguf_models import SIZES, write_gguf
 from support.opencl import needs_opencl
 from support.parity import FAMILIES, LADDER, check_bits, reference_logits
 from support.tensor_layers import float_spec
@@ -81,6 +82,25 @@ def test_tensor_cores_give_every_bucket_and_chunk_the_same_bits(
         assert code.count(b"void __launch_bounds__(128, 1) expert_linear_") > 3
         tokens = random_tokens(artifact.info.vocab_size, 48)
         check_every_bucket(artifact, tokens, reference_logits(model, tokens), 4e-2)
+        check_bits(artifact)
+    assert stub.report() == ""
+
+
+@pytest.mark.slow
+def test_a_gguf_file_runs_on_tensor_cores(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the types of Q4_K_M, whose q, k and v are joined in one format, against the values of its blocks."""
+    fields: dict[str, Any] = {**SIZES, "num_hidden_layers": 1, "max_position_embeddings": 64}
+    checkpoint, path, values = (tmp_path / name for name in ("checkpoint", "model.gguf", "values"))
+    make_tiny_model(checkpoint, "llama", **fields)
+    write_gguf(
+        checkpoint, path, lambda name: "Q6_K" if "attn_v" in name or "ffn_down" in name else "Q4_K", dequantized=values
+    )
+    stub = compiled(path, tmp_path, kernel_cache, monkeypatch, buckets=_SMALL, dtype="f16")
+    with Artifact(tmp_path / "out") as artifact:
+        code = (tmp_path / "out" / "kernels.cuda").read_bytes()
+        assert code.count(b"void __launch_bounds__(128, 1) linear_quant_") == code.count(b") linear_quant_") > 3
+        tokens = random_tokens(artifact.info.vocab_size, 48)
+        check_every_bucket(artifact, tokens, reference_logits(values, tokens), 1e-2)
         check_bits(artifact)
     assert stub.report() == ""
 
