@@ -50,6 +50,11 @@ def rows_together(heads: int, kv_heads: int, width: int) -> int:
     return max(rows for rows in range(1, most + 1) if group % rows == 0)
 
 
+def one_group(heads: int, kv_heads: int, width: int) -> bool:
+    """Whether all heads that share a KV head are in one group, with and without tensor cores."""
+    return rows_together(heads, kv_heads, width) * kv_heads == heads
+
+
 def side_by_side(segments: int) -> int:
     """Groups for the partitions of one unit that are worth launching."""
     return max(1, min(segments, _MOST_GROUPS))

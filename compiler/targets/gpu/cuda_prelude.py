@@ -9,6 +9,8 @@ typedef unsigned char uchar;
 __device__ __forceinline__ int llmc_num_groups() { return (int)gridDim.x; }
 __device__ __forceinline__ float llmc_max(float a, float b) { return a > b ? a : b; }
 __device__ __forceinline__ float llmc_min(float a, float b) { return a < b ? a : b; }
+// All items of the group arrive, and see each other's writes to memory of any kind.
+__device__ __forceinline__ void llmc_sync_written() { __syncthreads(); }
 // Items that run in step.
 __device__ __forceinline__ constexpr int llmc_lanes() { return 32; }
 // The sum of four products of signed bytes.

@@ -135,7 +135,7 @@ _ROWS: dict[str, Callable[[Params], int]] = {
     "expert_quantize": lambda p: int(p["top_k"]),
 }
 # Ops of attention, and the parameter that is the width of their values.
-_ATTENTION = {"paged_attention": "head_dim", "latent_attention": "rank"}
+_ATTENTION = {"paged_attention": "head_dim", "rotated_attention": "head_dim", "latent_attention": "rank"}
 _HEAD_LINEARS = frozenset({"head_linear", "packed_head_linear"})
 _LINEARS = frozenset({"linear", "linear_quant", "expert_linear", "expert_linear_quant"}) | _HEAD_LINEARS
 

@@ -20,6 +20,8 @@ PRELUDE = """\
 #pragma OPENCL FP_CONTRACT OFF
 
 #define llmc_await_earlier()
+// All items of the group arrive, and see each other's writes to memory of any kind.
+#define llmc_sync_written() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
 // Items that run in step, which pass each other numbers: as many as the device says (FORMAT.md).
 #ifdef LLMC_LANES_REQUIRED
 #define LLMC_IN_STEP __attribute__((intel_reqd_sub_group_size(LLMC_LANES)))

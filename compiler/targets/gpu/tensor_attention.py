@@ -98,7 +98,7 @@ class TensorAttention:
 def tensor_attention(spec: KernelSpec) -> TensorAttention | None:
     """The attention on tensor cores; None if it needs plain multiply-adds."""
     p = spec.as_dict()
-    if spec.op not in ("paged_attention", "latent_attention") or p["kv_dtype"] not in HALVES:
+    if spec.op not in ("paged_attention", "rotated_attention", "latent_attention") or p["kv_dtype"] not in HALVES:
         return None
     width, heads, kv_heads = int(p["head_dim"]), int(p["num_heads"]), int(p["num_kv_heads"])
     sources: tuple[Source, ...] = (Source("q", 0, width),)

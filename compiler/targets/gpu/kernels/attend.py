@@ -111,6 +111,7 @@ def attend(k: Frame, keys: Keys, heads: int, together: int, tokens: int, width: 
             result.begin()
         sync()
         # Also for units without keys: PoCL 3.1 misplaces what is guarded between two barriers.
+        keys.write_own(start, end)
         keys.load()
         with T.serial(start, end) as number:
             partition.compute(let(number * PARTITION))

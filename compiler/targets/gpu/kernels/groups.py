@@ -105,6 +105,11 @@ def sync() -> None:
     T.evaluate(T.tvm_storage_sync("shared"))
 
 
+def sync_written() -> None:
+    """As `sync`; items also see what others of the group wrote to operands."""
+    T.evaluate(T.call_extern("int32", "llmc_sync_written"))
+
+
 @contextmanager
 def turns(k: Frame, count: Expr) -> Iterator[Expr]:
     """Loop over 0 … count − 1 whose body has a `sync`.

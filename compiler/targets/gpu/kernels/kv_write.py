@@ -5,8 +5,6 @@ What norms and scales need of all elements is folded. An item rotates its elemen
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -14,23 +12,21 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.kernels.fold import Fold, add, largest
 from llmc.compiler.targets.gpu.kernels.groups import calling
 from llmc.compiler.targets.gpu.kernels.linear import fma
-from llmc.compiler.targets.gpu.kernels.strips import Kept, Strip
+from llmc.compiler.targets.gpu.kernels.strips import Strip
+from llmc.compiler.targets.gpu.kernels.turned import Elements, Number, OfGroup, Turning, factor_of, partner_of, rotated
 from llmc.compiler.targets.reference.kernels.attention import RopeWrite
 from llmc.compiler.targets.reference.kernels.frame import NUM_TOKENS, Array, Cell, Expr, Frame, is_nan, let, when
 from llmc.compiler.targets.reference.kernels.kv_pools import Pool, key_pool
 
-_Number = Callable[[Expr, Expr], Expr]
-"""The number of an element, by its place in the item's strip and its index."""
 
-
-class _Writer:
+class Writer:
     """Writes a position's part of a pool from numbers that the items have."""
 
     def __init__(self, k: Frame, pool: Pool) -> None:
         """pool: of those that are written, which have one dtype."""
         self._k, self._widest = k, None if pool.largest is None else Fold(k, largest)
 
-    def widest(self, strip: Strip, number: _Number) -> Expr | None:
+    def widest(self, strip: Elements, number: Number) -> Expr | None:
         """The largest magnitude; None if the pool has floats. Every item of the group calls it."""
         if self._widest is None:
             return None
@@ -45,8 +41,8 @@ class _Writer:
         self,
         pool: Pool,
         at: tuple[Expr, Expr, Expr],
-        strip: Strip,
-        number: _Number,
+        strip: Elements,
+        number: Number,
         widest: Expr | None,
         stated: Expr | None = None,
         part: tuple[int, int] = (0, 0),
@@ -66,66 +62,23 @@ class _Writer:
             pool.put_scale(k, *at, widest, stated, which)
 
 
-def _rotated(k: Frame, angle: Expr, half: int, i: Expr, own: Expr, other: Expr) -> Expr:
-    """Element i of a rotated vector. other: the element of the other half with which it is rotated."""
-    turn = let(T.Select(i < half, i, i - half))
-    cos, sin = k.raw("cos_sin", angle + turn), k.raw("cos_sin", angle + half + turn)
-    return T.Select(i < half, own * cos - other * sin, own * cos + other * sin)
-
-
-def _partner(half: int, i: Expr) -> Expr:
-    """The index of the element with which element i is rotated."""
-    return let(T.Select(i < half, i + half, i - half))
-
-
-def _factor(folded: Expr, width: int, eps: float) -> Expr:
-    """1 / sqrt(mean square). folded: the sum of squares."""
-    return let(T.float32(1.0) / T.sqrt(folded / T.float32(width) + T.float32(eps)), "float32")
-
-
 def rope_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
     rope = RopeWrite(spec)
-    norm_first = rope.qk_norm and not rope.norm_rotated
     with Frame(spec.symbol(), rope.buffers) as k:
-        strip, squares_of = Strip(k, rope.head_dim), Fold(k, add) if norm_first or rope.norm_rotated else None
-        writer = _Writer(k, rope.keys) if rope.kv_heads else None
+        sharing = OfGroup(k, rope.head_dim, sums=rope.qk_norm or rope.norm_rotated)
+        strip, turning = sharing.elements, Turning(k, rope, sharing)
+        writer = Writer(k, rope.keys) if rope.kv_heads else None
         with calling(k).share_groups(let(k.scalar(NUM_TOKENS) * rope.all_heads)) as unit:
             token, head = let(T.truncdiv(unit, rope.all_heads)), let(T.truncmod(unit, rope.all_heads))
             source, angle = let(unit * rope.head_dim), let(k.raw("positions", token) * rope.rotary)
-            turns, factor = let(T.Cast("int32", head < rope.heads + rope.kv_heads)), Cell(T.float32(1.0))
-            given, found = Kept(strip, lambda i: k.raw("qkv", source + i)), Array(strip.places)
-            number = _numbers(found)
-
-            def find_factor(number: _Number) -> None:
-                assert squares_of is not None
-                squares = Cell(T.float32(0.0))
-                with strip.each() as (place, i):
-                    one = let(number(place, i), "float32")
-                    squares.set(fma(one, one, squares.get()))
-                factor.set(_factor(squares_of(squares.get()), rope.head_dim, rope.norm_eps))
+            turns = let(T.Cast("int32", head < rope.heads + rope.kv_heads))
 
             def norm(i: Expr) -> Expr:
                 of_query = let(k.raw("q_norm", i), "float32")
                 return T.Select(head < rope.heads, of_query, let(k.raw("k_norm", i), "float32"))
 
-            def value(number: Expr, i: Expr) -> Expr:
-                return let(number * factor.get() * norm(i), "float32") if norm_first else number
-
-            if norm_first:
-                find_factor(given.get)
-            with strip.each() as (place, i):
-                found[place] = given.get(place, i)
-                with when(turns == 1):
-                    found[place] = value(given.get(place, i), i)
-                    if rope.rotary:
-                        with when(i < rope.rotary):
-                            partner = _partner(rope.half, i)
-                            other = value(let(k.raw("qkv", source + partner), "float32"), partner)
-                            found[place] = _rotated(k, angle, rope.half, i, let(found[place], "float32"), other)
-            if rope.norm_rotated:
-                find_factor(number)
-                with strip.each() as (place, i), when(turns == 1):
-                    found[place] = found[place] * factor.get() * (norm(i) if rope.qk_norm else T.float32(1.0))
+            found = turning.head(source, angle, norm, turns)
+            number = numbers_of(found)
             with when(head < rope.heads), strip.each() as (place, i):
                 k.store("out", found[place], (token * rope.heads + head) * rope.head_dim + i)
             if writer is not None:
@@ -148,7 +101,7 @@ def latent_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
     keys = key_pool(str(p["kv_dtype"]), 1, width, block, int(p["key_scales"]))
     inputs = {"q": "f32", "kv": "f32", "norm": "f32", "cos_sin": "f32", "positions": "i32", "slot_mapping": "i32"}
     with Frame(spec.symbol(), {**inputs, "k_pool": keys.buffer_dtype, "out": "f32"}) as k:
-        latent, turning, squares_of, writer = Strip(k, rank), Strip(k, rotary), Fold(k, add), _Writer(k, keys)
+        latent, turning, squares_of, writer = Strip(k, rank), Strip(k, rotary), Fold(k, add), Writer(k, keys)
         with calling(k).share_groups(let(k.scalar(NUM_TOKENS) * (heads + 1))) as unit:
             token, head = let(T.truncdiv(unit, heads + 1)), let(T.truncmod(unit, heads + 1))
             angle, source = let(k.raw("positions", token) * rotary), let(token * width)
@@ -157,8 +110,8 @@ def latent_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
             with when(head < heads):
                 query = let((token * heads + head + 1) * query_dim - rotary)
                 with turning.each() as (_, i):
-                    other = k.raw("q", query + _partner(half, i))
-                    value = _rotated(k, angle, half, i, k.raw("q", query + i), other)
+                    other = k.raw("q", query + partner_of(half, i))
+                    value = rotated(k, angle, half, i, k.raw("q", query + i), other)
                     k.store("out", value, (token * heads + head) * rotary + i)
             with latent.each() as (place, _):
                 normed[place] = T.float32(0.0)
@@ -170,20 +123,21 @@ def latent_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
                     normed[place] = one
                     squares.set(fma(one, one, squares.get()))
                 with turning.each() as (place, i):
-                    other = k.raw("kv", source + rank + _partner(half, i))
-                    turned[place] = _rotated(k, angle, half, i, k.raw("kv", source + rank + i), other)
-            factor = _factor(squares_of(squares.get()), rank, float(p["norm_eps"]))
+                    other = k.raw("kv", source + rank + partner_of(half, i))
+                    turned[place] = rotated(k, angle, half, i, k.raw("kv", source + rank + i), other)
+            factor = factor_of(squares_of(squares.get()), rank, float(p["norm_eps"]))
             with when(head == heads), latent.each() as (place, i):
                 normed[place] = normed[place] * factor * k.raw("norm", i)
             slot = let(k.raw("slot_mapping", token))
             at = let(T.truncdiv(slot, block)), T.int32(0), let(T.truncmod(slot, block))
             for which, (strip, found, first) in enumerate(((latent, normed, 0), (turning, turned, rank))):
-                number = _numbers(found)
+                number = numbers_of(found)
                 widest = writer.widest(strip, number)
                 with when(head == heads):
                     writer.write(keys, at, strip, number, widest, None, (which, first))
     return k.function()
 
 
-def _numbers(of: Array) -> _Number:
+def numbers_of(of: Array) -> Number:
+    """The numbers of an item's elements."""
     return lambda place, _: of[place]

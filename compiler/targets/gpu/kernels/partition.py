@@ -44,6 +44,10 @@ class Keys(ABC):
     def begin(self, run: Run, head: Expr) -> None:
         """Starts a unit. head: the first of its heads."""
 
+    def write_own(self, start: Expr, end: Expr) -> None:  # noqa: B027, as most kernels write none
+        """Writes what the unit's token itself adds to the cache, if this kernel does that. start, end: partitions that
+        the group computes."""
+
     @abstractmethod
     def load(self) -> None:
         """Stages the queries in shared memory."""

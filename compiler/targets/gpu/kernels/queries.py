@@ -38,7 +38,11 @@ class Queries:
             self._put(row, T.truncmod(within, width), at)
 
     def _put(self, row: Expr, element: Expr, index: Expr) -> None:
-        self._staged[let(element * self._rows + row)] = self._k.raw(self._name, index)
+        self.put(row, element, self._k.raw(self._name, index))
+
+    def put(self, row: Expr, element: Expr, number: Expr) -> None:
+        """Stages a number of a row."""
+        self._staged[let(element * self._rows + row)] = number
 
     def products(self, run: Run, wide: WideRows, keys: Sequence[Expr]) -> list[list[Expr]]:
         """Of each key, for each row, a chain over elements. keys: indices of their first elements in `wide`."""

@@ -81,6 +81,9 @@ class QueryTiles:
             with when(self._run.count > self.tokens_of(tile)[0]):
                 yield tile
 
+    def write_own(self, start: Expr, end: Expr) -> None:
+        """As `Keys.write_own`."""
+
     def load(self) -> None:
         """Stages the rows, rounded. Afterwards items must `sync`."""
         total = self._of.tiles * self._pieces
@@ -122,6 +125,16 @@ class QueryTiles:
 
     def _at(self, tile: Expr, piece: Expr) -> Expr:
         return self._staged.address(let(((tile * self._pieces + piece) * WARP + self._lane.number) * _WORDS))
+
+    def put(self, row: Expr, element: Expr, pair: Expr) -> None:
+        """Stages two neighbours, rounded, of a row, the first of them even."""
+        tile, piece, within = T.truncdiv(row, TILE_ROWS), let(T.truncdiv(element, PIECE)), T.truncmod(element, PIECE)
+        of_lane = PIECE // LANES
+        if self.rest:
+            of_lane = let(T.Select(piece < self.whole, T.int32(of_lane), T.int32(self.rest // LANES)))
+        lane = T.truncmod(row, TILE_ROWS) * LANES + T.truncdiv(within, of_lane)
+        at = let(((tile * self._pieces + piece) * WARP + lane) * _WORDS)
+        self._staged[let(at + T.truncdiv(T.truncmod(within, of_lane), 2))] = pair
 
     def words(self, tile: Expr, piece: Expr) -> Array:
         """This lane's part of a piece of its row of a tile."""

@@ -9,7 +9,7 @@ from typing import Any
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.ops.registry import brought_template
 from llmc.compiler.targets.gpu.kernels.adapters import adapter_expand, adapter_shrink
-from llmc.compiler.targets.gpu.kernels.attention import paged_attention
+from llmc.compiler.targets.gpu.kernels.attention import paged_attention, rotated_attention
 from llmc.compiler.targets.gpu.kernels.attention_merge import merge_attention
 from llmc.compiler.targets.gpu.kernels.choice import choose_experts
 from llmc.compiler.targets.gpu.kernels.delta_rule import delta_rule
@@ -60,6 +60,7 @@ KERNELS: dict[str, Callable[[KernelSpec], Any]] = {
     "rope_kv_write": rope_kv_write,
     "latent_kv_write": latent_kv_write,
     "paged_attention": paged_attention,
+    "rotated_attention": rotated_attention,
     "latent_attention": latent_attention,
     "merge_attention": merge_attention,
     "delta_rule": delta_rule,

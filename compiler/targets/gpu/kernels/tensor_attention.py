@@ -16,9 +16,11 @@ from llmc.compiler.targets.gpu.attention_split import PARTITION, partial_floats
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, sync, unrolled
 from llmc.compiler.targets.gpu.kernels.latent_attention import Latent
 from llmc.compiler.targets.gpu.kernels.query_tiles import Lane, QueryTiles
+from llmc.compiler.targets.gpu.kernels.rotated_tiles import RotatedTiles
 from llmc.compiler.targets.gpu.kernels.runs import Run
 from llmc.compiler.targets.gpu.kernels.softmax import LEAST, folded, joined, later_maximum, scaled
 from llmc.compiler.targets.gpu.kernels.tensor_partition import Attended, TensorPartition
+from llmc.compiler.targets.gpu.kernels.turned import rotated_buffers
 from llmc.compiler.targets.gpu.tensor_attention import WARPS, TensorAttention
 from llmc.compiler.targets.reference.kernels.attention import Attention, seen_keys
 from llmc.compiler.targets.reference.kernels.frame import (
@@ -40,7 +42,10 @@ class _Unit:
         self._k, self._of, self._a = k, of, attention
         self.run = Run(k, of.tokens, lambda token: seen_keys(k, p, token))
         self.lane = Lane(k)
-        self.rows = QueryTiles(k, of, self.run, self.lane)
+        rotates = spec.op == "rotated_attention"
+        self.rows = (
+            RotatedTiles(k, spec, of, self.run, self.lane) if rotates else QueryTiles(k, of, self.run, self.lane)
+        )
         self.partition = TensorPartition(k, of, attention, float(p["scale"]), self.run, self.rows, self.lane)
 
     def begin(self, tile: Expr, offset: Expr, part: Expr, stride: Expr) -> None:
@@ -168,8 +173,9 @@ def _store(k: Frame, unit: _Unit, of: TensorAttention, number: Expr, segments: i
 def tensor_attention(spec: KernelSpec, of: TensorAttention) -> tirx.PrimFunc:
     """of: what the spec's attention is on tensor cores."""
     a = Latent(spec) if spec.op == "latent_attention" else Attention(spec)
-    side = max(1, a.segments)
-    with Frame(spec.symbol(), a.buffers()) as k:
+    side, rotates = max(1, a.segments), spec.op == "rotated_attention"
+    buffers = rotated_buffers(spec, a) if rotates and isinstance(a, Attention) else a.buffers()
+    with Frame(spec.symbol(), buffers) as k:
         num_tokens, stride = k.scalar(NUM_TOKENS), k.scalar(BLOCK_TABLE_STRIDE)
         unit = _Unit(k, spec, of, a)
         result = None if a.segments else _Result(k, unit)
@@ -186,6 +192,7 @@ def tensor_attention(spec: KernelSpec, of: TensorAttention) -> tirx.PrimFunc:
                 start, end = let(T.max(start, own)), let(T.min(end, own + 1))
             with when(start < end):
                 sync()
+                unit.rows.write_own(start, end)
                 unit.rows.load()
                 if result is None:
                     with T.serial(start, end) as segment:

@@ -26,11 +26,13 @@ from llmc.compiler.targets.reference.kernels.rows import write_activation
 
 
 class RopeWrite:
-    """What a spec of rope_kv_write says. buffers: dtype by name, in operand order."""
+    """What a spec of rope_kv_write says, or of the op that also attends. buffers: dtype by name, in operand order."""
 
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
         self.heads, self.kv_heads, self.head_dim = (int(p[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
+        if p.get("reads_cache"):
+            self.kv_heads = 0
         self.rotary, self.block, self.norm_eps = int(p["rotary_dim"]), int(p["block_size"]), float(p["norm_eps"])
         self.qk_norm, self.norm_rotated = bool(p["qk_norm"]), bool(p.get("norm_rotated", False))
         self.stated_scales = bool(p.get("kv_scales", False))
@@ -163,16 +165,17 @@ class Attention:
         return {**inputs, **pools, **own, **partials, "out": self.act}
 
     def begin(self, k: Frame, token: Expr, head: Expr, stride: Expr) -> None:
-        """Starts a unit. stride: of the block tables. Afterwards keys `first` … `last` are those seen."""
+        """Starts a unit. stride: of the block tables. Afterwards keys `first` … `last` are those seen, and `kv_head` is
+        the heads' own."""
         self.k, self.token, self.head = k, token, head
-        self._kv_head = let(T.truncdiv(head, self._group))
+        self.kv_head = let(T.truncdiv(head, self._group))
         self._table = let(k.raw("token_seq", token) * stride)
         self.first, self.last = seen_keys(k, self._p, token)
 
     def place_of(self, position: Expr) -> tuple[Expr, Expr, Expr]:
         """(block, head, position in the block) of a token position."""
         kv_block = let(self.k.raw("block_tables", self._table + T.truncdiv(position, self._block)))
-        return kv_block, self._kv_head, let(T.truncmod(position, self._block))
+        return kv_block, self.kv_head, let(T.truncmod(position, self._block))
 
     def factor(self, position: Expr) -> Expr:
         """What the product of a query and a key's numbers is multiplied by."""

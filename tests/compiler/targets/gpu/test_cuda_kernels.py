@@ -30,9 +30,12 @@ from support.tiny_models import make_tiny_model
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 _WIDE = attention_params(32, 8, 128, "bf16", "bf16", 128, 0)
 _LATENT = {"num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "rank": 512, "key_scales": 2, "scale": 0.1}
+_ROTATION = {"rotary_dim": 128, "qk_norm": True, "norm_eps": 1e-6}
 _ATTENTION = {
     "decode": KernelSpec.of("attention", "paged_attention", **_WIDE, segments=32),
     "prefill": KernelSpec.of("attention", "paged_attention", **_WIDE, segments=0, runs=True),
+    "rotated": KernelSpec.of("attention", "rotated_attention", **_WIDE, segments=32, **_ROTATION),
+    "rotated whole": KernelSpec.of("attention", "rotated_attention", **_WIDE, segments=0, **_ROTATION),
     "widest": KernelSpec.of(
         "attention", "paged_attention", **attention_params(32, 4, 512, "bf16", "bf16", 128, 0), segments=0, runs=True
     ),
@@ -178,7 +181,7 @@ def test_attention_of_wide_models_reads_128_bits_and_keeps_sums_in_registers(tmp
         for name, spec in _ATTENTION.items():
             code = machine_code[spec.symbol()]
             counts = Counter(code)
-            if name == "decode":
+            if name in ("decode", "rotated"):
                 # Keys and values of a partition are all on their way before the first one is waited for.
                 wide = Counter(code[: code.index("HMMA.16816.F32.BF16")])
                 words = sum(

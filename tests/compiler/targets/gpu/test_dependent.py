@@ -107,6 +107,7 @@ _OTHERS = [
     KernelSpec.of("norm", "rms_norm", dim=4096, act_dtype="bf16", eps=1e-5, rows=0),
     expert_spec(float_spec("bf16", 2048, 1536, bias=True)),
     KernelSpec.of("attention", "paged_attention", **_WIDE, segments=32),
+    KernelSpec.of("attention", "rotated_attention", **_WIDE, segments=32, rotary_dim=128, qk_norm=True, norm_eps=1e-6),
     KernelSpec.of("attention", "merge_attention", **merge_params(_WIDE), segments=32),
 ]
 """As wide as models have them."""
