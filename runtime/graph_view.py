@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from llmc.graphs_format import DTYPE_BYTES, DTYPES, FAMILIES, GRAPH_INPUTS, OPERAND_KINDS, RANK_0
-from llmc.graphs_records import Command, Graph, Tables
+from llmc.graphs_records import Command, Graph, OperandRecord, Tables
 
 Dim = int | str
 
 _LINEAR = FAMILIES.index("linear")
 _GATHER = FAMILIES.index("gather")
 _ATTENTION = FAMILIES.index("attention")
-_ROPE = FAMILIES.index("rope")
+_SLOTS = GRAPH_INPUTS.index("slot_mapping")
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _KV_SCALES = ".kv_scales"
 _PACKS_OUTPUT = tuple(FAMILIES.index(f) for f in ("norm", "attention"))
@@ -88,10 +89,16 @@ def group_of(layer: int, index: int, first: int) -> str:
     return f"layer {layer}" if layer >= 0 else "before layers" if index < first else "after layers"
 
 
-def is_written(family: int, kind: str, position: int, count: int) -> bool:
-    """Whether a command of `family` writes its operand of `kind`, at `position` of `count`."""
+def writes_cache(operands: Iterable[OperandRecord]) -> bool:
+    """Whether a command writes keys and values of its tokens: it knows their slots."""
+    return any(OPERAND_KINDS[o.kind] == "input" and o.index == _SLOTS for o in operands)
+
+
+def is_written(family: int, kind: str, position: int, count: int, *, cache: bool) -> bool:
+    """Whether a command of `family` writes its operand of `kind`, at `position` of `count`. cache: as `writes_cache`
+    says."""
     if kind in ("k_pool", "v_pool"):
-        return family == _ROPE
+        return cache
     # Attention also writes results of context segments.
     partial = kind == "arena" and family == _ATTENTION and position == count - 2 > 1
     return position == count - 1 or partial
@@ -121,10 +128,10 @@ def _buffers(
 ) -> tuple[BufferView, ...]:
     model, op = tables.model, op_of(tables.name_of(command))
     operands = tables.operands_of(command)
-    views = []
+    cache, views = writes_cache(operands), []
     for position, operand in enumerate(operands):
         kind, index, size = OPERAND_KINDS[operand.kind], operand.index, operand.bytes
-        written = is_written(command.family, kind, position, len(operands))
+        written = is_written(command.family, kind, position, len(operands), cache=cache)
         # A gather reads all tokens; it and its successors write sampled rows.
         rows = graph.max_samples if sampled and (written or command.family != _GATHER) else graph.max_tokens
         dtype, shape = "f32", tuple[Dim, ...]()

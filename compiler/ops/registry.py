@@ -32,6 +32,7 @@ from llmc.compiler.ops.normed import NORMED
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
 from llmc.compiler.ops.pool import POOL_ROWS
 from llmc.compiler.ops.rope import ROPE_KV_WRITE
+from llmc.compiler.ops.rotated_attention import ROTATED_ATTENTION
 from llmc.compiler.ops.spread import SPREAD_LOGITS
 from llmc.compiler.ops.states import BESIDE_STATES, GATHER_ROWS_LEAVING
 
@@ -52,6 +53,7 @@ OPS: dict[str, OpDef] = {
         PERMUTE_COLUMNS,
         ROPE_KV_WRITE,
         PAGED_ATTENTION,
+        ROTATED_ATTENTION,
         GATHER_ROWS,
         POOL_ROWS,
         GATHER_ROWS_LEAVING,

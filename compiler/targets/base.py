@@ -153,6 +153,11 @@ class Target(ABC):
         (`ops/normed.py`). The bits must be those of both kernels."""
         return False
 
+    def rotates_in_attention(self, shape: GraphShape, spec: KernelSpec) -> bool:
+        """Whether one kernel, `spec` of rotated_attention, takes the place of rope_kv_write and paged_attention in
+        graphs of this shape. It must have their bits."""
+        return False
+
     @abstractmethod
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         """Bytes of partial results for attention that splits contexts into segments."""

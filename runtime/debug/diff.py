@@ -21,7 +21,10 @@ _SAME = {
     # merge_attention completes both variants.
     "latent_attention": "paged_attention",
     "merge_attention": "paged_attention",
+    "rotated_attention": "paged_attention",
 }
+_WITHIN = {"rope_kv_write": "paged_attention"}
+"""Ops that some targets compute within another one, which then has no tensor of theirs."""
 _HELPERS = ("quantize_rows", "permute_columns")  # rewrite the same values
 
 
@@ -132,10 +135,21 @@ def _tensor_name(value: Value) -> str:
     return f"layers.{value.layer}" if value.cached else value.name
 
 
+def _not_within(values: list[Value], others: list[Value]) -> list[Value]:
+    """The values without those that the other artifact computes within another op of their layer."""
+    found = {(value.layer, _SAME.get(value.op, value.op)) for value in others}
+
+    def is_within(value: Value) -> bool:
+        return (value.layer, value.op) not in found and (value.layer, _WITHIN.get(value.op)) in found
+
+    return [value for value in values if not is_within(value)]
+
+
 def _aligned(graphs: tuple[str, str], a: list[Value], b: list[Value]) -> Diff:
     # What one artifact computes inside another kernel, the other has nothing to be compared with.
     inner = {value.inner for value in (*a, *b)} - {""}
     a, b = ([one for one in values if one.op not in _HELPERS and _tensor_name(one) not in inner] for values in (a, b))
+    a, b = _not_within(a, b), _not_within(b, a)
     labels_a, labels_b = [_label(value) for value in a], [_label(value) for value in b]
     tensors: list[Compared] = []
     pairs_a, pairs_b = set[int](), set[int]()

@@ -128,7 +128,7 @@ def written_values(op: str, parameters: str, graph: Graph) -> list[ValueLayout]:
             return [ValueLayout(-1, False, (p["heads"] * p["head_dim"],), "f32")]
         case "rope_kv_write":
             return [ValueLayout(-1, False, (p["num_heads"] * p["head_dim"],), "f32")]
-        case "paged_attention":
+        case "paged_attention" | "rotated_attention":
             return [] if p["segments"] else activation(p["num_heads"] * p["head_dim"], p["act_dtype"])
         case "merge_attention":
             return activation(p["num_heads"] * p["head_dim"], p["act_dtype"])

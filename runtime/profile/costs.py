@@ -9,7 +9,7 @@ from typing import Any
 from llmc.cpu_levels import PRODUCT_LEVELS
 from llmc.graphs_format import FAMILIES, OPERAND_KINDS
 from llmc.graphs_records import Command, Graph, Tables, TargetRecord
-from llmc.runtime.graph_view import is_written
+from llmc.runtime.graph_view import is_written, writes_cache
 from llmc.runtime.profile.steps import Step
 
 Params = dict[str, Any]
@@ -75,6 +75,11 @@ def _keys_read(step: Step, window: int, chunk: int) -> int:
     return sum(start + count - _first_key(start, window, chunk) for start, count in step.sequences)
 
 
+def _of_rotation(weights: int, rotary_dim: int, step: Step) -> int:
+    """Bytes of weights that a rotation reads: rows of its table."""
+    return min(weights, step.num_tokens * rotary_dim * 4)
+
+
 def command_cost(tables: Tables, graph: Graph, command: Command, params: Params, step: Step) -> Cost:
     """The cost of `command` when `graph` replays `step`."""
     model, family = tables.model, FAMILIES[command.family]
@@ -82,6 +87,7 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
     rows = num_samples if params.get("rows") == _ON_SAMPLES else step.num_tokens
     weights = activations = written = token_bytes = block_bytes = 0
     operands = tables.operands_of(command)
+    cache = writes_cache(operands)
     for position, operand in enumerate(operands):
         kind, moved = OPERAND_KINDS[operand.kind], 0
         if kind == "weight":
@@ -94,7 +100,7 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         elif kind == "output":
             moved = num_samples * model.vocab_size * 4
         activations += moved
-        if is_written(command.family, kind, position, len(operands)):
+        if is_written(command.family, kind, position, len(operands), cache=cache):
             written += moved
     kv = flops = 0
     if family == "linear":
@@ -108,13 +114,18 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         # Only the rows of the tokens are read.
         weights = min(weights, weights * step.num_tokens // max(int(params.get("vocab", model.vocab_size)), 1))
     elif family == "rope":
-        weights = min(weights, step.num_tokens * int(params.get("rotary_dim", model.head_dim)) * 4)
+        weights = _of_rotation(weights, int(params.get("rotary_dim", model.head_dim)), step)
         kv = step.num_tokens * token_bytes
         written += kv
     elif family == "attention" and "kv_dtype" in params:  # the other kernel merges this one's partial results
         window = int(params.get("window", model.sliding_window))
         chunk = int(params.get("chunk", 0))
         kv = _keys_read(step, window, chunk) * token_bytes
+        # One that rotates also does what a kernel of family rope does.
+        if "rotary_dim" in params:
+            weights = _of_rotation(weights, int(params["rotary_dim"]), step)
+        if cache:
+            kv, written = kv + step.num_tokens * token_bytes, written + step.num_tokens * token_bytes
         # Values are part of the latent key.
         head_dim = int(params.get("head_dim", model.head_dim))
         both = head_dim + int(params.get("rank", head_dim))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from llmc.compiler.graph.commands import GraphShape, round_up
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.registry import brought_sources
-from llmc.compiler.targets.gpu.attention_split import partial_floats, segments_of
+from llmc.compiler.targets.gpu.attention_split import one_group, partial_floats, segments_of
 from llmc.compiler.targets.gpu.normed import MOST_NORMED_ROWS, norms_inside
 from llmc.compiler.targets.gpu.sampling import sampling_specs
 from llmc.compiler.targets.gpu.wgmma import ALL, OFF
@@ -21,6 +21,7 @@ from llmc.compiler.targets.reference.rows_target import RowsTarget
 from llmc.tvm_import import import_tvm
 
 _HERE = Path(__file__).parent
+_HEADS = ("num_heads", "num_kv_heads", "head_dim")
 _BESIDE = (_HERE.parent / "tir_steps.py", _HERE.parent / "coefficients.py")
 
 
@@ -72,6 +73,12 @@ class GpuTarget(RowsTarget):
     def joins_norm(self, norm: KernelSpec, linear: KernelSpec, shape: GraphShape) -> bool:
         few = self.tensor_cores and shape.tokens <= MOST_NORMED_ROWS
         return few and norms_inside(norm, linear, self.wgmma)
+
+    def rotates_in_attention(self, shape: GraphShape, spec: KernelSpec) -> bool:
+        # A decode graph of several rows also carries guesses: tokens of a sequence that read each other's keys.
+        p = spec.as_dict()
+        shared = not p.get("reads_cache") and not one_group(*(int(p[name]) for name in _HEADS))
+        return shape.tokens == 1 and not shared and "both_ways" not in p
 
     def attention_scratch_bytes(self, rows: int, num_heads: int, head_dim: int, segments: int) -> int:
         return 4 * rows * num_heads * segments * partial_floats(head_dim)

@@ -84,7 +84,7 @@ _MODELS: dict[str, tuple[str, str | None, dict[str, int]]] = {
 _SAMPLE = {f"sample_{part}" for part in ("best", "draw", "edit", "feed", "mask", "rank", "scan", "sum", "top")}
 _ADAPTER = {"adapter_expand", "adapter_pick", "adapter_samples", "adapter_shrink"}
 _COMMON = _SAMPLE | {"embedding", "gather_rows", "rms_norm"}
-_PLAIN = {"paged_attention", "rope_kv_write"}
+_PLAIN = {"paged_attention", "rope_kv_write", "rotated_attention"}
 _EXPERTS = {"choose_experts", "expert_combine", "expert_gather", "expert_order", "fused"}
 _OPS = {
     "floats": _COMMON | _PLAIN | _ADAPTER | {"activate", "linear"},

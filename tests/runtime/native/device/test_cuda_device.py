@@ -50,11 +50,13 @@ def stub(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+    """Both graphs have as many kernels, by which the device estimates what an instance takes."""
+
     def make(root: Path) -> None:
         model = ROOT / "examples" / "tiny-english"
         with fake_nvcc(root):
             compile_tiny(
-                model, root / "out", kernel_cache, buckets="prefill=[1]x[16],decode=[1]x[32]", target="cuda:sm_80,sm_90"
+                model, root / "out", kernel_cache, buckets="prefill=[1]x[16],decode=[2]x[32]", target="cuda:sm_80,sm_90"
             ).close()
 
     return made_once(tmp_path_factory, "cuda-two-buckets", make) / "out"

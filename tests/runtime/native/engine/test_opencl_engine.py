@@ -150,13 +150,14 @@ def test_graphs_that_the_driver_replays_once_at_a_time_or_not_at_all(
     failing: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A graph has two recordings where one that runs cannot be enqueued again. A budget has room for two of five: one
-    kind has it all, and leaves less than a graph. A driver has no memory for more than one, or records none."""
+    """A graph has two recordings where one that runs cannot be enqueued again. A budget has room for two of five, which
+    leave less than a graph, or for those of decode and one of prompts. A driver has no memory for more than one, or
+    records none."""
     limits, every = {"graph_mib": 1, "graph_prompt_mib": 1, "graph_order": "4,0"}, [0, 1, 2, 3, 4]
     for orders, given, launched in (
         ("replays=0", {}, []),
         ("replays=0", limits, [1, 2, 3]),
-        ("replays=0", limits | {"graph_prompt_mib": 0}, [0, 1, 4]),
+        ("replays=0", limits | {"graph_prompt_mib": 0}, [0, 1]),
         ("replays=0 CreateCommandBuffer@3=-4", {}, [0, 1, 3, 4]),
         ("extensions=0", {}, every),
     ):
