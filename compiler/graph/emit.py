@@ -12,7 +12,6 @@ from llmc.compiler.graph.arena import ArenaPlan, plan_arena
 from llmc.compiler.graph.commands import Command, CommandList, Operand, Site, round_up
 from llmc.compiler.graph.cuts import cuts_of, width_of
 from llmc.compiler.graph.ir_spec import verify_calls, verify_operand
-from llmc.compiler.graph.joined import joined
 from llmc.compiler.graph.line import SAMPLES, TOKENS, Line, Step
 from llmc.compiler.graph.lowered import Lowered
 from llmc.compiler.kernel_spec import KernelSpec
@@ -41,13 +40,10 @@ def emit(line: Line, lowered: Lowered, graph: GraphParams, first_layers: Sequenc
 
     first_layers: of each stage but the first.
     """
-    line, sites = joined(line, lowered.sites, graph)
     plan = plan_line(line, graph)
     starts = list(accumulate((round_up(size, ALIGNMENT) for size in plan.sizes), initial=0))
     # Behind the planned values: scratch that the commands of one site pass on, shared by all sites.
-    emitter = _Emitter(
-        line, sites, lowered.params, graph, {out: starts[place] for out, place in plan.places.items()}, starts[-1]
-    )
+    emitter = _Emitter(line, lowered, graph, {out: starts[place] for out, place in plan.places.items()}, starts[-1])
     cuts = {cut.step: (stage, cut.passed) for stage, cut in enumerate(cuts_of(line, lowered.params, first_layers))}
     commands: list[Command] = []
     for index, step in enumerate(line.steps):
@@ -71,21 +67,17 @@ class _Emitter:
     """Emits commands. Layers repeat, so an op's properties are computed once per kind of site."""
 
     def __init__(
-        self,
-        line: Line,
-        sites: Sequence[Site],
-        params: Sequence[str],
-        graph: GraphParams,
-        offsets: Mapping[int, int],
-        scratch: int,
+        self, line: Line, lowered: Lowered, graph: GraphParams, offsets: Mapping[int, int], scratch: int
     ) -> None:
-        self._line, self._sites, self._graph, self._scratch = line, sites, graph, scratch
+        self._line, self._sites, self._graph, self._scratch = line, lowered.sites, graph, scratch
         self._checked: set[tuple[int, tuple[str, ...]]] = set()
         self.scratch = cache(self._scratch_of)
         self._kernels = cache(self._kernels_of)
         self._fused = cache(self._fused_of)
         rows = _rows(graph)
-        self._values = [Operand("input" if i < len(INPUTS) else "weight", name) for i, name in enumerate(params)]
+        self._values = [
+            Operand("input" if i < len(INPUTS) else "weight", name) for i, name in enumerate(lowered.params)
+        ]
         for number, value in enumerate(line.values[line.num_params :], line.num_params):
             nbytes = value.elements(rows) * (value.bits // 8)
             kind, offset = ("output", 0) if number == line.output else ("arena", offsets.get(number, 0))

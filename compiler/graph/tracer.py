@@ -50,10 +50,12 @@ class Tracer:
         from llmc.compiler.graph.emit import emit
         from llmc.compiler.graph.line import read_line
         from llmc.compiler.graph.norms import join_norms
+        from llmc.compiler.graph.rotations import join_rotations
 
         if self._line is None:
             self._line = read_line(self.lowered)
         line, sites = join_norms(self._line, self.lowered.sites, params)
+        line, sites = join_rotations(line, sites, params)
         return emit(line, replace(self.lowered, sites=sites), params, self._resolved.first_layers)
 
     def sites(self) -> list[Site]:

@@ -53,7 +53,6 @@ OPS: dict[str, OpDef] = {
         PERMUTE_COLUMNS,
         ROPE_KV_WRITE,
         PAGED_ATTENTION,
-        ROTATED_ATTENTION,
         GATHER_ROWS,
         POOL_ROWS,
         GATHER_ROWS_LEAVING,
@@ -73,7 +72,7 @@ OPS: dict[str, OpDef] = {
         ALL_GATHER,
     )
 }
-JOINED: dict[str, OpDef] = {op.name: op for op in NORMED.values()}
+JOINED: dict[str, OpDef] = {op.name: op for op in (*NORMED.values(), ROTATED_ATTENTION)}
 """Ops that stand for several others, in graphs of targets that compute them as one. Models need none of them."""
 
 

@@ -1,6 +1,6 @@
 """rotated_attention: rope_kv_write and the paged_attention behind it as one op, by kernels of targets that have it.
 
-`graph/joined.py` puts it in place of both.
+`graph/rotations.py` puts it in place of both.
 """
 
 from __future__ import annotations

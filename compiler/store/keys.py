@@ -51,7 +51,7 @@ _GRAPH_SOURCES = (
     "stages.py",
     "graph/line.py",
     "graph/norms.py",
-    "graph/joined.py",
+    "graph/rotations.py",
     "graph/arena.py",
     "graph/emit.py",
     "graph/cuts.py",

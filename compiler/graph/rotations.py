@@ -1,5 +1,7 @@
-"""Joins steps of a line that a target computes as one in a graph: rope_kv_write, and the attention that reads its
-queries."""
+"""Puts each rope_kv_write into the attention that alone reads its queries, where the target computes both as one.
+
+That depends on the bucket: in one of a single row, no other group needs what attention writes to the cache.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from llmc.compiler.ops.rotated_attention import rotated_attention_site
 from llmc.graphs_format import MAX_BUFFERS
 
 
-def joined(line: Line, sites: Sequence[Site], graph: GraphParams) -> tuple[Line, tuple[Site, ...]]:
-    """The line as the target computes it in this graph, and its sites, new ones last."""
+def join_rotations(line: Line, sites: Sequence[Site], graph: GraphParams) -> tuple[Line, tuple[Site, ...]]:
+    """The line of one bucket, and the sites that its steps number: those given, and new ones of joined steps."""
     steps, found, kinds = list[Step](), list(sites), list(line.kinds)
     known: dict[tuple[int, int], int | None] = {}  # kinds of both sites → that of the joint one, if there is one
     uses = list(line.uses)
