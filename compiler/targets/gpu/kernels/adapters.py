@@ -12,9 +12,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.fold import Fold, add
 from llmc.compiler.targets.gpu.kernels.groups import calling
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.reference.kernels.adapters import Pool, Slot, shrink_buffers
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, when

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.coefficients import ERF, EXP, LOG, TANH
-from llmc.compiler.targets.gpu.kernels.linear import fma
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.reference.kernels.frame import Expr, is_nan, let
 from llmc.compiler.targets.reference.kernels.functions import Elementary
 

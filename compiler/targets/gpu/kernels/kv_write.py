@@ -9,9 +9,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.fold import Fold, add, largest
 from llmc.compiler.targets.gpu.kernels.groups import calling
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.strips import Strip
 from llmc.compiler.targets.gpu.kernels.turned import Elements, Number, OfGroup, Turning, factor_of, partner_of, rotated
 from llmc.compiler.targets.reference.kernels.attention import RopeWrite

@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.attention_split import rows_together, tokens_together
 from llmc.compiler.targets.gpu.kernels.attend import attend
-from llmc.compiler.targets.gpu.kernels.linear import fma
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.partition import Keys
 from llmc.compiler.targets.gpu.kernels.queries import Queries
 from llmc.compiler.targets.gpu.kernels.runs import Run

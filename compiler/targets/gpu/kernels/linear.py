@@ -12,7 +12,6 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.gpu.kernels.fma import fma as fma
 from llmc.compiler.targets.gpu.kernels.groups import calling, some, sync
 from llmc.compiler.targets.gpu.kernels.plain_sums import Block, Meeting, Sums, add_integers, add_words
 from llmc.compiler.targets.gpu.kernels.weight_reads import FloatReads, NumberReads, WordReads

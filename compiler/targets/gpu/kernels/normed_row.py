@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.fold import Fold, add, largest
 from llmc.compiler.targets.gpu.kernels.fragments import call
 from llmc.compiler.targets.gpu.kernels.groups import Shared, all_of, calling, spread, sync, unrolled
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile
 from llmc.compiler.targets.gpu.kernels.rows import root_factor
 from llmc.compiler.targets.gpu.kernels.tensor_sums import Layer

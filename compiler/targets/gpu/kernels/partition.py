@@ -14,8 +14,8 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.gpu.attention_split import PARTITION, partial_floats
 from llmc.compiler.targets.gpu.kernels.exponential import exp_negative
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, some, sync
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.runs import Run
 from llmc.compiler.targets.gpu.kernels.softmax import LEAST, Sums
 from llmc.compiler.targets.gpu.launch import ITEMS

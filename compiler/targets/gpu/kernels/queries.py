@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.groups import Shared, some, spread
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.partition import rows_of
 from llmc.compiler.targets.gpu.kernels.runs import Run
 from llmc.compiler.targets.gpu.kernels.wide import WideRows

@@ -9,9 +9,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.fold import Fold, add, largest
 from llmc.compiler.targets.gpu.kernels.groups import Shared, await_earlier, calling, spread, sync
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.strips import Kept, Strip
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, is_nan, let, row_width, when
 from llmc.compiler.targets.reference.kernels.rows import write_activation

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.gpu.kernels.linear import fma
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.states import Inputs, States
 from llmc.compiler.targets.gpu.state_tiles import LINES, PIECE, StateTile
 from llmc.compiler.targets.reference.kernels.delta import INPUTS

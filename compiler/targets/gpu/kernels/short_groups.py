@@ -14,10 +14,10 @@ from contextlib import nullcontext
 
 from tvm.script.ir_builder import tirx as T
 
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.fragments import call, late
 from llmc.compiler.targets.gpu.kernels.group_scales import GroupScales
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.tensor_cores import ITEMS, SPAN, TensorLayer
 from llmc.compiler.targets.reference.kernels.frame import Array, Expr, Frame, let, when
 from llmc.compiler.targets.reference.kernels.matrix import Matrix

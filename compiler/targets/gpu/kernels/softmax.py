@@ -8,8 +8,8 @@ from typing import TypeVar
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.targets.gpu.kernels.exponential import exp_negative
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.groups import calling
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.reference.kernels.frame import Cell, Expr, Frame, let, when
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.fragments import LANES, call, late, weight_of, x_operand
 from llmc.compiler.targets.gpu.kernels.groups import Shared, calling, unrolled
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.row_tiles import Tile
 from llmc.compiler.targets.gpu.kernels.short_groups import ShortGroups
 from llmc.compiler.targets.gpu.tensor_cores import MATRIX_COLUMNS, MATRIX_ROWS, WARP, TensorLayer

@@ -13,9 +13,9 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.attention_split import PARTITION
+from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.fold import Fold, add
 from llmc.compiler.targets.gpu.kernels.groups import unrolled
-from llmc.compiler.targets.gpu.kernels.linear import fma
 from llmc.compiler.targets.gpu.kernels.strips import Strip
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.gpu.tensor_cores import WARP
