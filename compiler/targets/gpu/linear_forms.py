@@ -131,6 +131,13 @@ class FewForm:
         return self.splits > 1 and self.layer.grouped
 
     @property
+    def x_in_place(self) -> bool:
+        """Whether each step of x takes the place of the one multiplied a stage before. For two tiles of gated layers,
+        scales and offsets of groups of a product leave no registers for both."""
+        layer = self.layer
+        return self.tiles > 1 and layer.parts > 1 and layer.offsets and layer.halved
+
+    @property
     def sums_bytes(self) -> int:
         """Sums of scale groups of a stage, twice: those of one stage are read while those of the next are written."""
         return 2 * self.groups * self.unit_bytes if self.passed else 0

@@ -159,6 +159,9 @@ class NormedRow:
             at = let(self._begin + step * _STEP_WORDS + self._of.lane * _WORDS)
             call("llmc_load16", self._words.address(i * _WORDS), self._memory.address(at))
 
+    def leave(self, stage: Expr, i: int, count: int) -> None:
+        """Behind the warp's step `i` of a stage: the row stays."""
+
     def words(self, step: int, tile: int) -> list[Expr]:
         return [self._words[step * _WORDS + i] for i in range(_WORDS)]
 

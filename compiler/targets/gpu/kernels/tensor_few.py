@@ -98,13 +98,15 @@ class _Ring:
 
 
 class _RowsOfX:
-    """A warp's part of x for a stage, in registers. Those of the next stage are on their way meanwhile."""
+    """A warp's part of x for a stage, in registers. Those of the next stage are on their way meanwhile: in registers of
+    their own, or where the form lacks those, each step in the place of the one that was multiplied."""
 
     def __init__(self, of: Layer, form: FewForm, split: Expr) -> None:
         assert of.x.aligned  # a lane loads 16 bytes at a time
         self._of, self._form, self._split = of, form, split
         self._size = form.warp_steps * form.tiles * _WORDS
-        self._now, self._next = Array(self._size, "uint32"), Array(self._size, "uint32")
+        self._now = Array(self._size, "uint32")
+        self._next = self._now if form.x_in_place else Array(self._size, "uint32")
 
     def begin(self, tile: Tile) -> None:
         of_row = self._of.of_row
@@ -122,17 +124,31 @@ class _RowsOfX:
 
     def enter(self, stage: Expr, count: int) -> None:
         """Before a stage is multiplied, of `count`."""
+        if self._form.x_in_place:
+            return
         self._take()
         with when(stage + 1 < count):
             self._load(let(stage + 1))
 
+    def leave(self, stage: Expr, i: int, count: int) -> None:
+        """Behind the warp's step `i` of a stage, of `count`."""
+        if self._form.x_in_place:
+            with when(stage + 1 < count):
+                self._load_step(self._first_of(let(stage + 1)), i)
+
+    def _first_of(self, stage: Expr) -> Expr:
+        return let(stage * self._form.depth + self._split * self._form.warp_steps)
+
     def _load(self, stage: Expr) -> None:
-        of, form, steps = self._of, self._form, self._of.layer.steps
-        first = let(stage * form.depth + self._split * form.warp_steps)
-        for i in range(form.warp_steps):
-            step = let(T.min(first + i, steps - 1)) if steps % form.depth else let(first + i)
-            for number, row in enumerate(self._rows):
-                of.x.load(of.k, self._next, self._at(i, number), row, step, of.lane)
+        first = self._first_of(stage)
+        for i in range(self._form.warp_steps):
+            self._load_step(first, i)
+
+    def _load_step(self, first: Expr, i: int) -> None:
+        of, steps = self._of, self._of.layer.steps
+        step = let(T.min(first + i, steps - 1)) if steps % self._form.depth else let(first + i)
+        for number, row in enumerate(self._rows):
+            of.x.load(of.k, self._next, self._at(i, number), row, step, of.lane)
 
     def _at(self, step: int, tile: int) -> int:
         return (step * self._form.tiles + tile) * _WORDS
@@ -195,6 +211,7 @@ def few_rows(of: Layer, rows: Expr, form: FewForm, memory: Shared) -> None:
                             [read(i, part * MATRIX_ROWS + half * HALF) for half in range(2)] for part in range(parts)
                         ]
                         sums.multiply(i, stored, x.words)
+                    x.leave(stage, i, ring.count)
                     sums.end_step(stage, i)
         call("llmc_copies_wait<0>")
         sync()

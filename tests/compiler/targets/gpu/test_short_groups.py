@@ -51,16 +51,17 @@ _SPECS = {
     "IQ4_NL": quantized_spec("bf16", 672, 72, Codes("iq4_nl", 32, "f16")),
     "IQ4_XS": quantized_spec("f16", 512, 136, LAYOUTS["IQ4_XS"]),
     "Q3_K": quantized_spec("bf16", 512, 72, LAYOUTS["Q3_K"]),
-    "Q2_K": quantized_spec("bf16", 512, 2 * 72, LAYOUTS["Q2_K"], gated="bf16"),
+    "Q2_K": quantized_spec("bf16", 1280, 2 * 72, LAYOUTS["Q2_K"], gated="bf16"),
     "nvfp4": quantized_spec("f16", 544, 136, _NVFP4),
     "nvfp4-spans": quantized_spec("bf16", 256, 72, _NVFP4),
     "joined": quantized_spec("bf16", 288, 72, _JOINED),
+    "joined-gated": quantized_spec("f16", 288, 2 * 72, _JOINED, gated="f16"),
 }
 _EXPERT_SPECS = {
     "Q4_K-experts": expert_spec(quantized_spec("bf16", 256, 2 * 24, LAYOUTS["Q4_K"], gated="bf16")),
     "Q6_K-experts": expert_spec(quantized_spec("f16", 256, 40, LAYOUTS["Q6_K"], bias=True)),
 }
-_PLACES = {"Q4_K-gated": 1, "Q6_K": 5, "Q3_K": 3, "nvfp4": 1, "Q6_K-experts": 1}
+_PLACES = {"Q4_K-gated": 1, "Q6_K": 5, "Q3_K": 3, "nvfp4": 1, "joined-gated": 1, "Q6_K-experts": 1}
 """Groups that a GPU runs at a time, so that groups have more columns; as many as there are for other layers."""
 _CONVERT = """\
 extern "C" __global__ void __launch_bounds__(32, 1) convert(uint* bf16, uint* f16, uint* packed) {
@@ -157,6 +158,7 @@ _BUILT = {
     "IQ4_XS": quantized_spec("bf16", *_WIDE, LAYOUTS["IQ4_XS"]),
     "Q3_K": quantized_spec("bf16", *_WIDE, LAYOUTS["Q3_K"]),
     "Q2_K": quantized_spec("bf16", *_WIDE, LAYOUTS["Q2_K"]),
+    "Q2_K-gated": quantized_spec("bf16", 4096, 28672, LAYOUTS["Q2_K"], gated="bf16"),
     "nvfp4-gated": quantized_spec("bf16", 4096, 28672, _NVFP4, gated="bf16"),
     "Q4_K and Q6_K": quantized_spec("bf16", 4096, 6144, Affine(6, 16, scale_kind="f16")),
     "joined": quantized_spec("bf16", 4096, 6144, _JOINED),
