@@ -12,7 +12,7 @@ from llmc.compiler.dtypes import HALVES
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.targets.gpu.linear_forms import PLACES, FewForm, few_forms, few_groups
 from llmc.compiler.targets.gpu.tensor_cores import TensorLayer, tensor_layer
-from llmc.compiler.targets.gpu.wgmma import ALL
+from llmc.compiler.targets.gpu.wgmma import ALL, takes
 from llmc.quantize.formats.registry import format_of_kernel
 
 MOST_NORMED_ROWS = 1
@@ -29,7 +29,7 @@ def norms_inside(norm: KernelSpec, linear: KernelSpec, way: str) -> bool:
     """Whether a linear layer on tensor cores norms the one row that it reads. way: which rows use wgmma (`wgmma.py`),
     whose products may have other bits."""
     of_norm, layer = norm.as_dict(), tensor_layer(linear)
-    if layer is None or layer.experts or layer.short or way == ALL:
+    if layer is None or layer.experts or (way == ALL and takes(layer)):
         return False
     wanted: dict[str, Param] = {"act_dtype": layer.dtype, "rows": linear.as_dict()["rows"]}
     if layer.dtype not in HALVES:

@@ -156,8 +156,12 @@ class NormedRow:
         first = let(stage * form.depth + self._split * form.warp_steps)
         for i in range(form.warp_steps):
             step = let(T.min(first + i, layer.steps - 1)) if layer.steps % form.depth else let(first + i)
-            at = let(self._begin + step * _STEP_WORDS + self._of.lane * _WORDS)
-            call("llmc_load16", self._words.address(i * _WORDS), self._memory.address(at))
+            # Of a halved step, a lane has a part of each half, as `Operand.load` gives it.
+            parts = 2 if layer.halved else 1
+            for part in range(parts):
+                words, apart = _WORDS // parts, part * _STEP_WORDS // parts
+                at = let(self._begin + step * _STEP_WORDS + self._of.lane * words + apart)
+                call(f"llmc_load{4 * words}", self._words.address(i * _WORDS + part * words), self._memory.address(at))
 
     def leave(self, stage: Expr, i: int, count: int) -> None:
         """Behind the warp's step `i` of a stage: the row stays."""

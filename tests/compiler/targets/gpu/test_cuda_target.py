@@ -99,6 +99,7 @@ def test_a_gguf_file_runs_on_tensor_cores(tmp_path: Path, kernel_cache: Path, mo
     with Artifact(tmp_path / "out") as artifact:
         code = (tmp_path / "out" / "kernels.cuda").read_bytes()
         assert code.count(b"void __launch_bounds__(128, 1) linear_quant_") == code.count(b") linear_quant_") > 3
+        assert code.count(b"void __launch_bounds__(128, 1) normed_linear_quant_") > 1
         tokens = random_tokens(artifact.info.vocab_size, 48)
         check_every_bucket(artifact, tokens, reference_logits(values, tokens), 1e-2)
         check_bits(artifact)
