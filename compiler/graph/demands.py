@@ -11,6 +11,7 @@ from llmc.compiler.ops.collective import is_collective
 from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS
 from llmc.compiler.ops.experts import EXPERT_LINEAR
 from llmc.compiler.ops.latent import HEAD_LINEAR_KERNELS
+from llmc.compiler.ops.normed import PREFIX as NORMED
 from llmc.compiler.weight_request import WeightRequest
 from llmc.graphs_format import COLLECTIVES, PASS_ON
 from llmc.quantize import Recipe
@@ -27,18 +28,22 @@ def weight_requests(
     Matrices of linear layers are packed, in the activation dtype or quantized; all other weights are f32.
     """
     used: dict[str, KernelSpec] = {}
+    norms = set[str]()  # that layers read: without the layer's parts
     for commands in graphs:
         for command in commands.commands:
+            if command.spec.op.startswith(NORMED):
+                norms.add(command.operands[-2].name)
             for operand in command.operands:
                 # A part of a quantized weight, such as its scales, is stored with that weight.
                 if operand.kind == "weight" and operand.name in shapes:
                     used.setdefault(operand.name, command.spec)
-                    if command.spec.op in _PACKED:
+                    if command.spec.op in _PACKED and operand.name not in norms:
                         used[operand.name] = command.spec
     requests = []
     for name, spec in used.items():
         shape, params = shapes[name], spec.as_dict()
         parts = int(params.get("experts", params.get("heads", 1))) * (2 if params.get("gated") else 1)
+        parts = 1 if name in norms else parts
         if name in recipe.schemes:
             orders = int(params.get("experts", 1)) if name in recipe.permuted else 0
             format = recipe.schemes[name].weight

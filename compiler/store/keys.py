@@ -57,7 +57,7 @@ _GRAPH_SOURCES = (
     "graph/cuts.py",
     "graph/plan.py",
     "kernel_spec.py",
-    "../quantize/formats/base.py",
+    "../quantize/formats",
 )
 _WEIGHT_SOURCES = ("store/weights.py", "weight_request.py", "partition.py", "dtypes.py")
 _QUANTIZED_WEIGHT_SOURCES = (

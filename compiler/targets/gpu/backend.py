@@ -52,7 +52,7 @@ class GpuTarget(RowsTarget):
         return json.dumps(self.record(), sort_keys=True)
 
     def graph_sources(self) -> Sequence[Path]:
-        own = ("backend", "attention_split", "normed", "linear_forms", "tensor_cores")
+        own = ("backend", "attention_split", "normed", "linear_forms", "tensor_cores", "wgmma")
         return [*super().graph_sources(), *(_HERE / f"{name}.py" for name in own)]
 
     def layout_key(self) -> str:

@@ -17,7 +17,7 @@ WAYS = (ALL, MANY)
 """As a target's name has them, behind the architecture: `sm_90a+wgmma`."""
 ARCHITECTURE = "sm_90a"
 """The one that has the instruction."""
-NOT_TAKEN = "scale groups of less than 64 numbers that have steps, offsets or a table of codes"
+NOT_TAKEN = "scale groups of less than 64 numbers with steps, offsets, or codes whose scale is no power of two"
 """Why a layer on tensor cores is not computed by it."""
 X_STAGES = 3
 """Steps of x in shared memory: one is multiplied, the next one is there, and one may still be read by other warps."""

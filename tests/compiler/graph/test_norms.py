@@ -44,7 +44,9 @@ def _graphs(model: Path, cache: Path, target: str = "cuda:sm_80", **more: Any) -
     made = plan_graphs(tuple(resolved.ladder), params, components, kept, tracer.bind, lambda done, count: None)
     for commands in (commands for _, commands in made.values()):
         shapes = resolved.weight_shapes()
-        packed = {one.name for one in weight_requests(shapes, [commands], "bf16", resolved.recipe) if one.packed}
+        requests = weight_requests(shapes, [commands], "bf16", resolved.recipe)
+        assert {one.parts for one in requests if "norm" in one.name} == {1}
+        packed = {one.name for one in requests if one.packed}
         assert not any("norm" in name for name in packed)
         assert any("qkv" in name for name in packed)
     return {bucket: commands for bucket, (_, commands) in made.items()}

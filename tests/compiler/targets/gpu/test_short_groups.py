@@ -141,8 +141,8 @@ def test_what_is_said_of_such_layers() -> None:
     ]
     assert resolve_target("cuda:sm_90a").notes(specs[:1]) == ()
     assert resolve_target("cuda:sm_80,sm_90a+wgmma").notes(specs[:1]) == (
-        "1 kernel of linear layers by mma.sync alone, and not by wgmma: scale groups of less than 64 numbers that have "
-        "steps, offsets or a table of codes",
+        "1 kernel of linear layers by mma.sync alone, and not by wgmma: scale groups of less than 64 numbers with "
+        "steps, offsets, or codes whose scale is no power of two",
     )
 
 
