@@ -58,8 +58,6 @@ class States(ABC):
         self._next = [Array(parts.places) for _ in range(_VECTORS)]
         self._next_facts = [Cell(T.float32(0.0)) for _ in range(facts[0])]
         self._next_lines = [Cell(T.float32(0.0)) for _ in range(0, tile.tile_lines, tile.sharing)]
-        for vector in self._next:
-            _clear(vector, parts.places)  # as it remains behind a line's last element
         # What is prepared, by token.
         self._vectors = Shared(tile.teams * _VECTORS * tile.padded)
         self._facts, self._lines = Shared(tile.teams * facts[1]), Shared(tile.teams * tile.tile_lines)
@@ -112,6 +110,8 @@ class States(ABC):
         k, tile = self._k, self.tile
         given = self.inputs(let(T.min(begin + self.team.number, self._tokens.end - 1)), self._head)
         for index, vector in zip(given.vectors, self._next, strict=True):
+            if tile.padded > tile.size:
+                _clear(vector, self._parts.places)  # behind a line's last element: a token may have left NaN there
             self._parts.read(self._operand, index, self._aligned, vector)
         for (operand, index), fact in zip(given.facts, self._next_facts, strict=True):
             fact.set(k.raw(operand, index))

@@ -22,7 +22,7 @@ from support.kernel_harness import Guarded
 from support.opencl import needs_opencl
 from support.opencl_kernels import Program
 from support.paged_attention import same_bits
-from support.state_layers import TOGETHER, Array, Call, Case, delta_rule_case, selective_state_case
+from support.state_layers import LENGTHS, TOGETHER, Array, Call, Case, delta_rule_case, selective_state_case
 
 _DELTA = {
     "one piece": (4, 2, 8, 8, True),
@@ -104,6 +104,18 @@ def test_sequences_have_the_same_bits_in_all_steps(name: str, library: ctypes.CD
         again, left = case.layer.pass_steps(_on_host(library, case.spec, lanes), [TOGETHER], 2, case.given)
         assert same_bits(again, out), lanes
         assert same_bits(left, pool), lanes
+
+
+@pytest.mark.parametrize("name", list(_CASES))
+def test_what_is_no_number_stays_in_its_sequence(name: str, library: ctypes.CDLL) -> None:
+    """One group computes all sequences in turn. The first one begins with NaN."""
+    case = _case(name)
+    call = _on_host(library, case.spec)
+    expected, _ = case.layer.pass_steps(call, [TOGETHER], 1, case.given)
+    case.layer.rows[next(iter(case.layer.rows))][0][0] = np.nan
+    found, _ = case.layer.pass_steps(call, [TOGETHER], 1, case.given)
+    assert np.isnan(found[: LENGTHS[0]]).all()
+    assert same_bits(found[LENGTHS[0] :], expected[LENGTHS[0] :])
 
 
 @needs_opencl
