@@ -179,11 +179,19 @@ def test_a_text_that_fails_while_it_is_computed_is_cut_off(chunked: Running) -> 
     body = {"identity": chunked.server.hand_over.identity, "token_ids": list(range(3, 403))}
     headers, engine = {"authorization": f"Bearer {KEY}"}, chunked.engine
 
+    failed = threading.Event()
+
     def fail_all() -> None:
         for engine_id in list(engine._streams):
             engine._fail_request(engine_id, ValueError("nothing more"))
+        failed.set()
 
-    with held_until_a_part_left(chunked, lambda: engine.thread.call(fail_all)):
+    def fail_first() -> None:
+        # Else the engine may end the text before the loop comes to it.
+        engine.thread.call(fail_all)
+        assert failed.wait(60)
+
+    with held_until_a_part_left(chunked, fail_first):
         response = chunked.client.post(PATH, json=body, headers=headers)
     reader = FrameReader(chunked.server.hand_over.piece_bytes)
     assert response.status_code == 200
