@@ -71,6 +71,10 @@ _SPECS = {
     "Q4_K and Q6_K": quantized_spec("bf16", 4096, 40, _JOINED),
 }  # fmt: skip
 """By the width of a row, which decides how many chains a sum of squares has, or by what else there is."""
+_EVERY_TIME = {
+    "least", "768", "4096", "4128", "8192", "w8a8", "w8a8 4096", "w4a8", "mxfp4", "Q4_K", "Q6_K", "Q2_K gated",
+    "nvfp4 gated",
+}  # fmt: skip
 _PLACES = {"Q4_K": 5, "Q6_K": 3, "Q2_K gated": 3, "nvfp4 gated": 1}
 """Groups that a GPU runs at a time, so that fewer warps divide K; as many as there are for other layers."""
 
@@ -87,9 +91,13 @@ def _norm(spec: KernelSpec, **more: Param) -> KernelSpec:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The kernels of what is tested now: building them takes longer than running them."""
+    tested = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
     texts = {}
     for name, spec in _SPECS.items():
+        if name not in (*tested, "4096"):
+            continue
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(linear_forms, "PLACES", _PLACES.get(name, linear_forms.PLACES))
             for made in (spec, _norm(spec), normed_spec(spec, _EPS)):
@@ -97,7 +105,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(host_library(list(texts.values()), tmp_path_factory.mktemp("kernels"))))
 
 
-@pytest.mark.parametrize("name", list(_SPECS))
+@pytest.mark.parametrize(
+    "name",
+    [name if name in _EVERY_TIME else pytest.param(name, marks=pytest.mark.exhaustive) for name in _SPECS],
+)
 @pytest.mark.parametrize("numbers", ["some", "large", "no number"])
 def test_bits_are_those_of_both_kernels(name: str, numbers: str, library: ctypes.CDLL) -> None:
     """In any number of groups. With no rows, nothing is written."""

@@ -32,7 +32,7 @@ _BUCKETS = "prefill=[1]x[32],decode=[1,3]x[64]"
     [
         ("llama", None, "cuda:sm_90a+dependent"),
         ("qwen2", QuantConfig("w4a16"), "cuda:sm_80"),
-        ("llama", QuantConfig("w8a8"), "cuda:sm_80"),
+        pytest.param("llama", QuantConfig("w8a8"), "cuda:sm_80", marks=pytest.mark.slow),
     ],
     ids=["bf16", "w4a16 with biases", "w8a8"],
 )
