@@ -23,8 +23,6 @@ _SAME = {
     "merge_attention": "paged_attention",
     "rotated_attention": "paged_attention",
 }
-_WITHIN = {"rope_kv_write": "paged_attention"}
-"""Ops that some targets compute within another one, which then has no tensor of theirs."""
 _HELPERS = ("quantize_rows", "permute_columns")  # rewrite the same values
 
 
@@ -114,7 +112,8 @@ def diff_artifacts(a: Path, b: Path, prompt: Sequence[int], step: int = 0) -> Di
         found, _ = list(values), list(others)
         tokens = [int(found[-1].array[-1].argmax())]
     (graph_a, values), (graph_b, others) = (replay.step(tokens) for replay in replays)
-    return _aligned((graph_a, graph_b), list(values), list(others))
+    unwritten = replays[0].unwritten(graph_a) | replays[1].unwritten(graph_b)
+    return _aligned((graph_a, graph_b), list(values), list(others), unwritten)
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
@@ -135,21 +134,9 @@ def _tensor_name(value: Value) -> str:
     return f"layers.{value.layer}" if value.cached else value.name
 
 
-def _not_within(values: list[Value], others: list[Value]) -> list[Value]:
-    """The values without those that the other artifact computes within another op of their layer."""
-    found = {(value.layer, _SAME.get(value.op, value.op)) for value in others}
-
-    def is_within(value: Value) -> bool:
-        return (value.layer, value.op) not in found and (value.layer, _WITHIN.get(value.op)) in found
-
-    return [value for value in values if not is_within(value)]
-
-
-def _aligned(graphs: tuple[str, str], a: list[Value], b: list[Value]) -> Diff:
-    # What one artifact computes inside another kernel, the other has nothing to be compared with.
-    inner = {value.inner for value in (*a, *b)} - {""}
-    a, b = ([one for one in values if one.op not in _HELPERS and _tensor_name(one) not in inner] for values in (a, b))
-    a, b = _not_within(a, b), _not_within(b, a)
+def _aligned(graphs: tuple[str, str], a: list[Value], b: list[Value], unwritten: set[str]) -> Diff:
+    """unwritten: names of tensors that either computes within other kernels, so that there is nothing to compare."""
+    a, b = ([one for one in values if one.op not in _HELPERS and one.name not in unwritten] for values in (a, b))
     labels_a, labels_b = [_label(value) for value in a], [_label(value) for value in b]
     tensors: list[Compared] = []
     pairs_a, pairs_b = set[int](), set[int]()

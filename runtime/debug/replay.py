@@ -13,7 +13,7 @@ from llmc.graphs_format import OPERAND_KINDS, PHASES
 from llmc.graphs_records import Command, Graph
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
-from llmc.runtime.debug.values import Floats, ValueLayout, inner_norm, written_values
+from llmc.runtime.debug.values import Floats, ValueLayout, inner_norm, inner_op, written_values
 from llmc.runtime.graph_view import commands_of
 from llmc.runtime.graphs_file import read_graphs
 
@@ -29,8 +29,7 @@ class Value:
     """A tensor that a command wrote.
 
     command: its index. op: of its kernel. name: of the first weight it read, else the op. layer: of the model; −1 for
-    none. cached: whether the command accesses the KV cache. array: float32 [rows, …]. inner: name of the tensor that
-    the kernel computes on its way, and does not write; empty for none.
+    none. cached: whether the command accesses the KV cache. array: float32 [rows, …].
     """
 
     command: int
@@ -40,7 +39,6 @@ class Value:
     layer: int
     cached: bool
     array: Floats
-    inner: str = ""
 
 
 class CommandReplay:
@@ -72,6 +70,18 @@ class CommandReplay:
         values = self._run(graph, np.asarray(tokens, np.int32), self._done)
         self._done += len(tokens)
         return graph.name, values
+
+    def unwritten(self, graph: str) -> set[str]:
+        """Names of tensors that kernels of a graph compute on their way, and do not write, as other kernels would."""
+        (found,) = (one for one in self._tables.graphs if one.name == graph)
+        views, names = commands_of(self._tables, found), set[str]()
+        for command, view in zip(self._tables.commands_of(found), views, strict=True):
+            op, _ = self._kernels[command.kernel]
+            if (norm := inner_norm(op)) is not None:
+                names.add(self._module(self._tables.operands_of(command)[norm].index))
+            if (inner := inner_op(op)) is not None:
+                names.add(_in_layer(view.layer, inner))
+        return names
 
     def _graph(self, count: int) -> Graph:
         model, last = self._tables.model, self._done + count
@@ -114,15 +124,18 @@ class CommandReplay:
         operands = list(self._tables.operands_of(command))
         weights = [o.index for o in operands if OPERAND_KINDS[o.kind] == "weight"]
         name = self._module(weights[0]) if weights else kernel.rpartition("_")[0]
-        norm = inner_norm(op)
-        inner = "" if norm is None else self._module(operands[norm].index)
         cached = command.layer >= 0
         if cached:
-            name = f"layers.{layer}.{op}"
+            name = _in_layer(layer, op)
         place = value.operand % len(operands)
         data = self._replayer.read_operand(index, place, operands[place].bytes)
         array = value.read(data, 1 if value.on_samples else count)
-        return Value(index, op, kernel, name, layer, cached, array, inner)
+        return Value(index, op, kernel, name, layer, cached, array)
 
     def _module(self, weight: int) -> str:
         return self._tables.weights[weight].name.removesuffix(".weight")
+
+
+def _in_layer(layer: int, op: str) -> str:
+    """The name of a tensor that a command with the KV cache writes."""
+    return f"layers.{layer}.{op}"

@@ -142,6 +142,11 @@ def inner_norm(op: str) -> int | None:
     return -2 if op in ("normed_linear", "normed_linear_quant") else None
 
 
+def inner_op(op: str) -> str | None:
+    """The op whose result a kernel of attention makes for itself, without writing it; None for others."""
+    return "rope_kv_write" if op == "rotated_attention" else None
+
+
 def _written_by_fused(program: Mapping[str, Any], *, on_samples: bool, row_unit: int) -> list[ValueLayout]:
     """The outputs of a row program that have rows."""
     outputs, first = program["outputs"], len(program["inputs"])

@@ -122,10 +122,10 @@ def paged_attention(spec: KernelSpec) -> tirx.PrimFunc:
 
 
 def rotated_attention(spec: KernelSpec) -> tirx.PrimFunc:
-    """rope_kv_write and paged_attention where each sequence has one token, by their operations.
+    """rope_kv_write and paged_attention of a graph with one row, by their operations.
 
     The group that computes the token's own partition writes key and value before it reads them. Nobody else reads them
-    here: no group shares its KV head, and no token is behind this one in its sequence.
+    here: no group shares its KV head, and there is no other token.
     """
     a = Attention(spec)
     heads = rows_together(a.heads, a.kv_heads, a.head_dim)
