@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pytest
 import torch
 
 from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.experts import index_ints
+from llmc.compiler.targets.gpu import linear_forms
+from llmc.compiler.targets.gpu.cuda import cuda_text
 from llmc.compiler.targets.gpu.launch import launch_of
+from llmc.compiler.targets.gpu.tensor_cores import tensor_layer
 from llmc.compiler.targets.reference.kernels.rows_int8 import Int8Rows
 from llmc.quantize.formats.base import Quantized, WeightFormat
 from llmc.quantize.formats.integers import Integers
@@ -39,6 +43,28 @@ def expert_spec(spec: KernelSpec) -> KernelSpec:
     """A layer with `EXPERTS` such weights, of which a token has `TOP_K`."""
     given = {name: value for name, value in spec.as_dict().items() if name not in ("residual", "rows")}
     return KernelSpec.of("linear", f"expert_{spec.op}", **given, experts=EXPERTS, top_k=TOP_K)
+
+
+def layer_texts(specs: Mapping[str, KernelSpec], places: Mapping[str, int]) -> list[str]:
+    """Kernels by name. places: groups that a GPU runs at a time, of those for which it is not the usual number."""
+    found = []
+    for name, spec in specs.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(linear_forms, "PLACES", places.get(name, linear_forms.PLACES))
+            found.append(cuda_text(spec))
+    return found
+
+
+def check_rows(library: ctypes.CDLL, spec: KernelSpec, rows: Sequence[int]) -> None:
+    """A layer of tensor cores has torch's numbers, and a row the same bits with any number of rows, in any groups."""
+    assert tensor_layer(spec) is not None
+    layer, most = Layer(spec, max(rows)), max(rows)
+    whole = run_layer(library, spec, layer, most, groups=3)
+    check_numbers(spec, whole, layer.expected)
+    for fewer in sorted({*rows} - {most}):
+        for groups in (1, 5):
+            found = run_layer(library, spec, layer, fewer, groups)
+            assert np.array_equal(found.view(np.uint8), whole[:fewer].view(np.uint8)), fewer
 
 
 class Layer:

@@ -12,8 +12,9 @@ from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.fold import Fold, add, largest
 from llmc.compiler.targets.gpu.kernels.groups import calling
+from llmc.compiler.targets.gpu.kernels.rows import root_factor
 from llmc.compiler.targets.gpu.kernels.strips import Strip
-from llmc.compiler.targets.gpu.kernels.turned import Elements, Number, OfGroup, Turning, factor_of, partner_of, rotated
+from llmc.compiler.targets.gpu.kernels.turned import Elements, Number, OfGroup, Turning, partner_of, rotated
 from llmc.compiler.targets.reference.kernels.attention import RopeWrite
 from llmc.compiler.targets.reference.kernels.frame import NUM_TOKENS, Array, Cell, Expr, Frame, is_nan, let, when
 from llmc.compiler.targets.reference.kernels.kv_pools import Pool, key_pool
@@ -125,7 +126,7 @@ def latent_kv_write(spec: KernelSpec) -> tirx.PrimFunc:
                 with turning.each() as (place, i):
                     other = k.raw("kv", source + rank + partner_of(half, i))
                     turned[place] = rotated(k, angle, half, i, k.raw("kv", source + rank + i), other)
-            factor = factor_of(squares_of(squares.get()), rank, float(p["norm_eps"]))
+            factor = root_factor(squares_of(squares.get()), rank, float(p["norm_eps"]))
             with when(head == heads), latent.each() as (place, i):
                 normed[place] = normed[place] * factor * k.raw("norm", i)
             slot = let(k.raw("slot_mapping", token))

@@ -24,7 +24,7 @@ Element = Callable[[Expr, Expr], Expr]
 
 
 def root_factor(squares: Expr, width: int, eps: float) -> Expr:
-    """What numbers of a row are multiplied by. squares: their sum of squares."""
+    """1 / sqrt(mean square + eps), by which a norm multiplies. squares: the sum of squares of `width` numbers."""
     mean = squares / T.float32(width)
     return let(T.float32(1.0) / T.sqrt(mean + T.float32(eps)), "float32")
 

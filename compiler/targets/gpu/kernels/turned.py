@@ -16,6 +16,7 @@ from llmc.compiler.targets.gpu.attention_split import PARTITION
 from llmc.compiler.targets.gpu.kernels.fma import fma
 from llmc.compiler.targets.gpu.kernels.fold import Fold, add
 from llmc.compiler.targets.gpu.kernels.groups import unrolled
+from llmc.compiler.targets.gpu.kernels.rows import root_factor
 from llmc.compiler.targets.gpu.kernels.strips import Strip
 from llmc.compiler.targets.gpu.launch import ITEMS
 from llmc.compiler.targets.gpu.tensor_cores import WARP
@@ -111,11 +112,6 @@ def partner_of(half: int, i: Expr) -> Expr:
     return let(T.Select(i < half, i + half, i - half))
 
 
-def factor_of(squares: Expr, width: int, eps: float) -> Expr:
-    """1 / sqrt(mean square). squares: their sum."""
-    return let(T.float32(1.0) / T.sqrt(squares / T.float32(width) + T.float32(eps)), "float32")
-
-
 class Turning:
     """Norms and rotates heads as a spec says."""
 
@@ -134,7 +130,7 @@ class Turning:
 
         def find_factor(numbers: Array) -> None:
             squares = self._sharing.squares(lambda place, _: numbers[place])
-            factor.set(factor_of(squares, rope.head_dim, rope.norm_eps))
+            factor.set(root_factor(squares, rope.head_dim, rope.norm_eps))
 
         def value(number: Expr, i: Expr) -> Expr:
             return let(number * factor.get() * norm(i), "float32") if norm_first else number

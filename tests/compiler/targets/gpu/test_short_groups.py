@@ -30,8 +30,10 @@ from support.tensor_layers import (
     TORCH,
     Layer,
     check_numbers,
+    check_rows,
     expert_spec,
     index_of,
+    layer_texts,
     quantized_spec,
     run_layer,
 )
@@ -73,23 +75,13 @@ extern "C" __global__ void __launch_bounds__(32, 1) convert(uint* bf16, uint* f1
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     texts = [_CONVERT, cuda_text(ORDER)]
-    for name, spec in (*_SPECS.items(), *_EXPERT_SPECS.items()):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(linear_forms, "PLACES", _PLACES.get(name, linear_forms.PLACES))
-            texts.append(cuda_text(spec))
+    texts += layer_texts({**_SPECS, **_EXPERT_SPECS}, _PLACES)
     return ctypes.CDLL(str(host_library(texts, tmp_path_factory.mktemp("kernels"))))
 
 
 @pytest.mark.parametrize("name", list(_SPECS))
 def test_layers_are_those_of_torch_with_the_same_bits_for_every_number_of_rows(name: str, library: ctypes.CDLL) -> None:
-    spec, most = _SPECS[name], max(_ROWS)
-    assert tensor_layer(spec) is not None
-    layer = Layer(spec, most)
-    whole = run_layer(library, spec, layer, most, groups=3)
-    check_numbers(spec, whole, layer.expected)
-    for rows in _ROWS[:-1]:
-        found = run_layer(library, spec, layer, rows, groups=2)
-        assert np.array_equal(found.view(np.uint8), whole[:rows].view(np.uint8)), rows
+    check_rows(library, _SPECS[name], _ROWS)
 
 
 @pytest.mark.parametrize("name", list(_EXPERT_SPECS))

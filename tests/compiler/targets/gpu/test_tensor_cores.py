@@ -42,9 +42,11 @@ from support.tensor_layers import (
     Layer,
     call_kernel,
     check_numbers,
+    check_rows,
     expert_spec,
     float_spec,
     index_of,
+    layer_texts,
     quantized_spec,
     run_layer,
 )
@@ -120,25 +122,13 @@ extern "C" __global__ void __launch_bounds__(32, 1) convert(uint* bf16, uint* f1
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     adapters = [spec for dtype in TORCH for spec in _adapter_specs(dtype)]
     texts = [_CONVERT, *(cuda_text(spec) for spec in (ORDER, *adapters, *_adapted_experts()[1:]))]
-    for name, spec in (*_SPECS.items(), *_EXPERT_SPECS.items()):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(linear_forms, "PLACES", _PLACES.get(name, linear_forms.PLACES))
-            texts.append(cuda_text(spec))
+    texts += layer_texts({**_SPECS, **_EXPERT_SPECS}, _PLACES)
     return ctypes.CDLL(str(host_library(texts, tmp_path_factory.mktemp("kernels"))))
 
 
 @pytest.mark.parametrize("name", list(_SPECS))
 def test_layers_are_those_of_torch_with_the_same_bits_for_every_number_of_rows(name: str, library: ctypes.CDLL) -> None:
-    spec = _SPECS[name]
-    assert tensor_layer(spec) is not None
-    most = max(_ROWS)
-    layer = Layer(spec, most)
-    whole = run_layer(library, spec, layer, most, groups=3)
-    check_numbers(spec, whole, layer.expected)
-    for rows in _ROWS[:-1]:
-        for groups in (1, 5):
-            found = run_layer(library, spec, layer, rows, groups)
-            assert np.array_equal(found.view(np.uint8), whole[:rows].view(np.uint8))
+    check_rows(library, _SPECS[name], _ROWS)
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e2m1"])
