@@ -67,7 +67,7 @@ class GpuTarget(RowsTarget):
         return GraphShape(tokens, samples, 1, 1, segments_of(tokens, reach, max_context))
 
     def attention_params(self, shape: GraphShape) -> Mapping[str, Param]:
-        # With as many rows as sequences, each has one token.
+        # With as many rows as sequences, hardly two are of one, unless they hold guesses.
         return {"runs": True} if shape.tokens > shape.samples else {}
 
     def joins_norm(self, norm: KernelSpec, linear: KernelSpec, shape: GraphShape) -> bool:
