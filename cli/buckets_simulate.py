@@ -186,6 +186,7 @@ def ladders_of(
         max_num_seqs=limits.max_num_seqs or max(b.batch for decode in decodes for b in decode),
         block_size=block_size,
         kv_block_bytes=built_for[0].kv_block_bytes if built_for else 1,
+        state_bytes=built_for[0].state_bytes if built_for else 0,
     )
     return ladders, server
 

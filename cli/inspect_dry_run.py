@@ -76,6 +76,7 @@ def _print_table(model: Path, found: DryRun) -> None:
         **({"weights, each rank": format_bytes(found.rank_weight_bytes)} if each and not found.stage_layers else {}),
         **_stages(found),
         f"KV cache a token ({found.kv_dtype}){each}": format_bytes(found.kv_bytes_per_token),
+        **({f"states of a sequence{each}": format_bytes(found.state_bytes)} if found.state_bytes else {}),
         "context": f"{found.max_model_len:,} tokens{of_model}",
         "target": found.target,
     }

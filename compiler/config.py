@@ -68,7 +68,7 @@ class CompileConfig:
     max_num_seqs: None for the largest decode batch, or 16.
     max_num_batched_tokens: most new tokens of a prefill or mixed bucket. None: no limit in a spec, otherwise max(2048,
     max_model_len).
-    block_size: tokens of a KV block. None: 32, or `default_block_size` of a model with states.
+    block_size: tokens of a KV block. None for 32.
     jobs: compiling processes; 0 for one per CPU.
     tune_for: properties that this machine's speed depends on, by name, to measure kernel schedules; None to skip.
     tokenizer: "required"; "auto" copies the model's if it has one, which must be valid; "none" for token ids only.

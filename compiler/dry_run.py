@@ -28,7 +28,7 @@ from llmc.compiler.resolved import Resolved
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.store.weights import plan_weights
 from llmc.graphs_format import PHASES
-from llmc.graphs_records import kv_block_bytes
+from llmc.graphs_records import kv_block_bytes, state_bytes
 from llmc.model_path import onnx_graph
 from llmc.models.config import ModelConfig
 from llmc.models.registry import get_family
@@ -53,7 +53,8 @@ class DryRun:
     attention_flops_per_token: of scores and values, after max_model_len tokens.
     weight_bytes: size of weights.safetensors; each of `ranks` ranks reads rank_weight_bytes of it, or less.
     stage_layers, stage_weight_bytes: number of layers of each stage, and what its ranks read; empty for a single one.
-    FLOPs are per rank of a stage, over all stages; kv_bytes_per_token is of one rank.
+    FLOPs are per rank of a stage, over all stages; kv_bytes_per_token is of one rank,
+    and so is state_bytes: of the states that a sequence has, however long it is.
     commands, kernels: of the smallest decode bucket.
     compile_s: estimated, from an empty cache.
     notes: sentences.
@@ -69,6 +70,7 @@ class DryRun:
     stage_weight_bytes: tuple[int, ...]
     rank_weight_bytes: int
     kv_bytes_per_token: int
+    state_bytes: int
     act_dtype: str
     kv_dtype: str
     target: str
@@ -125,7 +127,7 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
     requests = weight_requests(resolved.weight_shapes(), [commands], resolved.act_dtype, resolved.recipe)
     model, record, sites = resolved.model, resolved.model_record(), tracer.sites()
     stage_bytes = tuple(_weight_bytes(resolved, part) for part in of_stages(commands))
-    block_bytes = kv_block_bytes(record, resolved.kv_layer_records(), resolved.stage_records())
+    layers = resolved.kv_layer_records(), resolved.stage_records(), resolved.state_layers()
     return DryRun(
         model_type=model.model_type,
         parameters=num_parameters(model),
@@ -136,7 +138,8 @@ def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
         stage_layers=resolved.stage_layers,
         rank_weight_bytes=max(stage_bytes),
         stage_weight_bytes=stage_bytes if resolved.stage_layers else (),
-        kv_bytes_per_token=block_bytes // resolved.block_size,
+        kv_bytes_per_token=kv_block_bytes(record, *layers) // resolved.block_size,
+        state_bytes=state_bytes(record, *layers),
         act_dtype=resolved.act_dtype,
         kv_dtype=resolved.kv_dtype,
         target=resolved.target.name,

@@ -10,7 +10,7 @@ from llmc.buckets.ladder import DEFAULT_BLOCK_SIZE
 from llmc.buckets.verify_buckets import add_verify_buckets
 from llmc.compiler.adapters import AdapterLimits, adapter_linears
 from llmc.compiler.config import CompileConfig, CompileError
-from llmc.compiler.kv_layers import default_block_size, state_layers
+from llmc.compiler.kv_layers import state_layers
 from llmc.compiler.partition import check_divisible
 from llmc.compiler.recipes import recipe_of, stored_recipe
 from llmc.compiler.resolve_ladder import cut_to_step, resolve_ladder
@@ -41,9 +41,6 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     kv_dtype = config.kv_dtype if config.kv_dtype != "auto" else act_dtype
     lengths = default_len, trained_length(model)
     limits, ladder = resolve_ladder(config, config.block_size or DEFAULT_BLOCK_SIZE, *lengths, phases)
-    if config.block_size is None and state_layers(model):
-        block_size = default_block_size(model, resolve_target(config.target), kv_dtype, limits.max_model_len)
-        limits, ladder = resolve_ladder(config, block_size, *lengths, phases)
     if model.whole_prompts and limits.max_model_len > ladder.max_context:
         limits = cut_to_step(config, limits, ladder.max_context)
     if model.learned_positions and limits.max_model_len > model.learned_positions:

@@ -99,7 +99,7 @@ class Resolved:
         return found
 
     def kv_layer_records(self) -> tuple[KvLayerRecord, ...]:
-        """KV blocks of one rank's layers of the KV cache."""
+        """KV blocks of one rank's layers of the KV cache, or slots of those with a state."""
         return kv_layer_records(self.rank_model, self.target, self.block_size, self.kv_dtype)
 
     def state_layers(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import struct
 import zlib
 
 MAGIC = b"LLMCGRPH"
-VERSION_OF_STATE_LAYERS = 11
+VERSION_OF_STATE_LAYERS = 12
 """Version of an artifact with layers that hold a state."""
 VERSION_OF_KV_LAYERS = 10
 """Version of an artifact whose layers have KV blocks of different sizes."""
@@ -20,6 +20,8 @@ VERSION_OF_RANKS = 7
 VERSION_OF_ADAPTERS = 6
 """Version of an artifact with pools of adapters."""
 VERSION_WITHOUT_ADAPTERS = 5
+VERSION_OF_STATES_IN_BLOCKS = 11
+"""Version of older artifacts, which had a state in each KV block: no longer read."""
 VERSIONS = (
     VERSION_WITHOUT_ADAPTERS,
     VERSION_OF_ADAPTERS,
@@ -107,12 +109,17 @@ SAMPLE_INDEX = "sample_index"
 """Input with the token row of each sampled row, in ascending order."""
 ADAPTER_TILES = "adapter_tiles"
 """Input that only commands of adapters read: the number of tiles of rows, then a record for each."""
-GRAPH_INPUTS = (*INPUTS, ADAPTER_TILES)
+STATE_SLOTS = "state_slots"
+"""Input of a model with layers that hold a state; a traced one has it behind `INPUTS`."""
+GRAPH_INPUTS = (*INPUTS, ADAPTER_TILES, STATE_SLOTS)
 """Inputs of a graph in index order."""
 TILE_ROWS = 8
 TILE_RECORD = 2 + TILE_ROWS
 """int32 values of a tile: the slot of its adapter, its number of rows, then the rows; the last row fills the record."""
 MAX_ADAPTER_PARTS = 8
+STATE_FIELDS = 3
+"""int32 values of a sequence in state_slots: the slot of its states; a number of tokens, behind which they are also
+written to another slot, or 0; that slot."""
 
 _CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
 _BYTES = {"u8": 1, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
@@ -151,5 +158,6 @@ def input_shape(
         "query_start": (max_seqs + 1,),
         "sample_index": (max_samples,),
         ADAPTER_TILES: (1 + TILE_RECORD * max_tokens,),
+        STATE_SLOTS: (max_seqs, STATE_FIELDS),
     }
     return shapes.get(name, (max_tokens,))

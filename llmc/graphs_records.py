@@ -163,7 +163,8 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class KvLayerRecord:
-    """Bytes of one KV block of a layer. value_block_bytes 0: values are part of the keys."""
+    """Bytes of one KV block of a layer, or of one slot of its states. value_block_bytes 0: no V pool, as where values
+    are part of the keys."""
 
     key_block_bytes: int
     value_block_bytes: int
@@ -179,16 +180,39 @@ def layers_differ(kv_layers: Sequence[KvLayerRecord]) -> bool:
     return len(set(kv_layers)) > 1
 
 
-def kv_block_bytes(model: ModelRecord, kv_layers: Sequence[KvLayerRecord], stages: Sequence[StageRecord] = ()) -> int:
-    """Bytes of a KV block on one rank: keys and values of all layers, or of those of the largest stage.
+def kv_block_bytes(
+    model: ModelRecord,
+    kv_layers: Sequence[KvLayerRecord],
+    stages: Sequence[StageRecord] = (),
+    state_layers: Sequence[int] = (),
+) -> int:
+    """Bytes of a KV block on one rank: keys and values of all layers that have them, or of those of the stage with the
+    most.
 
-    kv_layers: of all layers; empty if they do not differ.
+    kv_layers: of all layers; empty if they do not differ. state_layers: those with a state, which have no KV blocks.
     """
-    if kv_layers:
-        parts = [kv_layers[s.first_layer : s.first_layer + s.num_layers] for s in stages] or [kv_layers]
-        return max(sum(layer.block_bytes for layer in part) for part in parts)
-    layers = max((stage.num_layers for stage in stages), default=model.num_layers)
-    return layers * (model.key_block_bytes + model.value_block_bytes)
+    return _most_bytes(model, kv_layers, stages, set(range(model.num_layers)) - set(state_layers))
+
+
+def state_bytes(
+    model: ModelRecord,
+    kv_layers: Sequence[KvLayerRecord],
+    stages: Sequence[StageRecord],
+    state_layers: Sequence[int],
+) -> int:
+    """Bytes of a sequence's states on one rank, as `kv_block_bytes` has those of a KV block."""
+    return _most_bytes(model, kv_layers, stages, set(state_layers))
+
+
+def _most_bytes(
+    model: ModelRecord, kv_layers: Sequence[KvLayerRecord], stages: Sequence[StageRecord], counted: set[int]
+) -> int:
+    same = KvLayerRecord(model.key_block_bytes, model.value_block_bytes)
+    parts = [range(s.first_layer, s.first_layer + s.num_layers) for s in stages] or [range(model.num_layers)]
+    return max(
+        sum((kv_layers[layer] if kv_layers else same).block_bytes for layer in part if layer in counted)
+        for part in parts
+    )
 
 
 @dataclass(frozen=True)
@@ -311,11 +335,17 @@ class Tables:
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of a KV block on one rank: keys and values of all layers, or of those of the largest stage."""
-        return kv_block_bytes(self.model, self.kv_layers, self.stages)
+        """Bytes of a KV block on one rank: keys and values of all layers that have them, or of those of a stage; the
+        most of any stage."""
+        return kv_block_bytes(self.model, self.kv_layers, self.stages, self.state_layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's states on one rank; the most of any stage. 0: no layer has a state."""
+        return state_bytes(self.model, self.kv_layers, self.stages, self.state_layers)
 
     def kv_layer(self, layer: int) -> KvLayerRecord:
-        """Bytes of one KV block of a layer."""
+        """Bytes of one KV block of a layer, or of one slot of its states."""
         if not self.kv_layers:
             return KvLayerRecord(self.model.key_block_bytes, self.model.value_block_bytes)
         return self.kv_layers[layer]

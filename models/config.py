@@ -432,6 +432,11 @@ class ModelConfig:
         """Whether a layer has a state, in place of keys and values or beside them."""
         return self.recurrent(layer) is not None or self.mixer_beside(layer) is not None
 
+    @property
+    def has_states(self) -> bool:
+        """Whether any layer has a state."""
+        return any(map(self.has_state, range(self.num_layers)))
+
     def cached_state(self, kv_layer: int) -> DeltaNet | ShortConv | Mamba2 | None:
         """What has its states in a layer of the KV cache; None for keys and values."""
         layer = self.cached_layers[kv_layer]

@@ -1,6 +1,10 @@
 """The llmc ops of layers with a state; `ops.py` has the others.
 
-A state lies in the KV blocks of its layer: a block has the state behind the last token that was computed in it.
+A state lies in a slot of its layer. All of these ops read `state_slots`, int32 [B, 3]. It has for each sequence the
+slot of its state, a number of tokens, and another slot. If a sequence's first token of a step is at position 0, the
+state before it is zeros, else that of its slot. The state behind its last token of the step is written there. If the
+step computes the last of so many tokens of the sequence, counted from its begin, the state behind that one is also
+written to the other slot. query_start i32 [B+1] and positions i32 [T] are as in `ops.paged_attention`.
 """
 
 # torch reads op schemas from the annotations, so they must be types, not strings.
@@ -10,7 +14,7 @@ from torch import Tensor
 
 from llmc.models.activations import activated
 from llmc.models.ops import llmc_op
-from llmc.models.reference import active_cache
+from llmc.models.reference import active_cache, state_tokens
 
 NORM_EPS = 1e-6
 """Added to the sum of squares of a query or key before it is scaled to length 1."""
@@ -20,9 +24,8 @@ NORM_EPS = 1e-6
 def short_conv(
     x: Tensor,
     weight: Tensor,
-    block_tables: Tensor,
+    state_slots: Tensor,
     query_start: Tensor,
-    token_seq: Tensor,
     positions: Tensor,
     layer: int,
     taps: int,
@@ -34,20 +37,18 @@ def short_conv(
 
     weight: float32 [taps C], the tap of a token itself last. bias: float32 [C], added to the sum. activation: what
     follows, silu or none. A sequence begins with zeros. Its last taps - 1 inputs, the oldest first, are the window of
-    its KV block, in the V pool; or in the K pool if alone: if the layer has no other state. Other arguments: as in
-    `ops.paged_attention`.
+    its slot, in the V pool; or in the K pool if alone: if the layer has no other state.
     """
     taps_of = weight.view(taps, -1)
     channels, cache = taps_of.shape[1], active_cache()
     out = x.new_empty((x.shape[0], channels))
-    for seq in token_seq.unique().tolist():
-        rows = (token_seq == seq).nonzero().squeeze(1)
-        first = int(positions[rows[0]])
-        before = cache.state("window", layer, block_tables[seq], first, (taps - 1, channels))
-        inputs = torch.cat((before, x[rows, :channels]))
-        out[rows] = sum(inputs[tap : tap + len(rows)] * taps_of[tap] for tap in range(taps))
-        for i in range(len(rows)):
-            cache.put_state("window", layer, block_tables[seq], first + i, inputs[i + 1 : i + taps])
+    for tokens in state_tokens(state_slots, query_start, positions):
+        rows = tokens.rows
+        before = cache.state("window", layer, tokens, (taps - 1, channels))
+        inputs = torch.cat((before, x[rows.start : rows.stop, :channels]))
+        out[rows.start : rows.stop] = sum(inputs[tap : tap + len(rows)] * taps_of[tap] for tap in range(taps))
+        for i, row in enumerate(rows):
+            cache.put_state("window", layer, tokens, row, inputs[i + 1 : i + taps])
     if bias is not None:
         out = out + bias
     return out if activation == "none" else activated(out, activation)
@@ -57,9 +58,8 @@ def short_conv(
 def _(
     x: Tensor,
     weight: Tensor,
-    block_tables: Tensor,
+    state_slots: Tensor,
     query_start: Tensor,
-    token_seq: Tensor,
     positions: Tensor,
     layer: int,
     taps: int,
@@ -74,9 +74,8 @@ def _(
 def delta_rule(
     qkv: Tensor,
     gates: Tensor,
-    block_tables: Tensor,
+    state_slots: Tensor,
     query_start: Tensor,
-    token_seq: Tensor,
     positions: Tensor,
     layer: int,
     key_heads: int,
@@ -88,7 +87,7 @@ def delta_rule(
     qkv: float32 [T, 2 key_heads key_dim + H value_dim]. gates: float32 [T, 2 H], for each head the strength of a write,
     then for each head what the state keeps. Equally many heads read each key head: neighbours, or if tiled every
     key_heads-th. Queries and keys are scaled to length 1, queries also by key_dim^-1/2. A sequence begins with a state
-    of zeros, float32 [H, key_dim, value_dim], which lies in its KV block. Other arguments: as in `ops.paged_attention`.
+    of zeros, float32 [H, key_dim, value_dim], which lies in its slot.
     """
     heads, key_size, cache = gates.shape[1] // 2, key_heads * key_dim, active_cache()
     width = (qkv.shape[1] - 2 * key_size) // heads
@@ -99,15 +98,14 @@ def delta_rule(
     v = v.view(len(qkv), heads, width)
     writes, kept = gates.chunk(2, dim=-1)
     out = torch.empty_like(v)
-    for seq in token_seq.unique().tolist():
-        rows = (token_seq == seq).nonzero().squeeze(1).tolist()
-        state = cache.state("heads", layer, block_tables[seq], int(positions[rows[0]]), (heads, key_dim, width))
-        for row in rows:
+    for tokens in state_tokens(state_slots, query_start, positions):
+        state = cache.state("heads", layer, tokens, (heads, key_dim, width))
+        for row in tokens.rows:
             state = state * kept[row, :, None, None]
             told = torch.einsum("hkv,hk->hv", state, k[row])
             state = state + torch.einsum("hk,hv->hkv", k[row], (v[row] - told) * writes[row, :, None])
             out[row] = torch.einsum("hkv,hk->hv", state, q[row])
-            cache.put_state("heads", layer, block_tables[seq], int(positions[row]), state)
+            cache.put_state("heads", layer, tokens, row, state)
     return out.reshape(len(qkv), heads * width)
 
 
@@ -119,9 +117,8 @@ def _of_length_1(heads: Tensor) -> Tensor:
 def _(
     qkv: Tensor,
     gates: Tensor,
-    block_tables: Tensor,
+    state_slots: Tensor,
     query_start: Tensor,
-    token_seq: Tensor,
     positions: Tensor,
     layer: int,
     key_heads: int,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llmc.models.ops import llmc_op
-from llmc.models.reference import active_cache
+from llmc.models.reference import active_cache, state_tokens
 
 
 @llmc_op("selective_state")
@@ -14,9 +14,8 @@ def selective_state(
     xbc: Tensor,
     steps: Tensor,
     skip: Tensor,
-    block_tables: Tensor,
+    state_slots: Tensor,
     query_start: Tensor,
-    token_seq: Tensor,
     positions: Tensor,
     layer: int,
     groups: int,
@@ -28,7 +27,7 @@ def selective_state(
     then that of reads, c. steps: float32 [T, 2 H], of each head the step, then what its state keeps. skip: float32 [H].
     Equally many neighbouring heads use each group. A token x makes state = kept · state + step · x bᵀ. Its result is
     state · c + skip · x. A sequence begins with a state of zeros, float32 [H, head_dim, state_size], which lies in its
-    KV block. Other arguments: as in `ops.paged_attention`.
+    slot.
     """
     heads, cache = skip.shape[0], active_cache()
     of_groups = groups * state_size
@@ -37,15 +36,13 @@ def selective_state(
     b, c = (one.reshape(len(xbc), groups, state_size).repeat_interleave(heads // groups, 1) for one in (b, c))
     step, kept = steps.chunk(2, dim=-1)
     out = torch.empty_like(x)
-    for seq in token_seq.unique().tolist():
-        rows = (token_seq == seq).nonzero().squeeze(1).tolist()
-        shape = (heads, x.shape[2], state_size)
-        state = cache.state("heads", layer, block_tables[seq], int(positions[rows[0]]), shape)
-        for row in rows:
+    for tokens in state_tokens(state_slots, query_start, positions):
+        state = cache.state("heads", layer, tokens, (heads, x.shape[2], state_size))
+        for row in tokens.rows:
             added = torch.einsum("hp,hn->hpn", x[row] * step[row, :, None], b[row])
             state = state * kept[row, :, None, None] + added
             out[row] = torch.einsum("hpn,hn->hp", state, c[row]) + x[row] * skip[:, None]
-            cache.put_state("heads", layer, block_tables[seq], int(positions[row]), state)
+            cache.put_state("heads", layer, tokens, row, state)
     return out.reshape(len(xbc), -1)
 
 
@@ -54,9 +51,8 @@ def _(
     xbc: Tensor,
     steps: Tensor,
     skip: Tensor,
-    block_tables: Tensor,
+    state_slots: Tensor,
     query_start: Tensor,
-    token_seq: Tensor,
     positions: Tensor,
     layer: int,
     groups: int,

@@ -5,16 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
 from llmc.models.config import ModelConfig
 
 
+@dataclass(frozen=True)
+class StateTokens:
+    """A sequence's tokens of a step, for a layer with a state. rows: at least one. position: of the first.
+
+    slot: of the state, which is read before the first row and written behind the last one. keep_row: behind it, the
+    state is also written to keep_slot; none of `rows` if it is not to be.
+    """
+
+    rows: range
+    position: int
+    slot: int
+    keep_row: int
+    keep_slot: int
+
+
+def state_tokens(
+    state_slots: torch.Tensor, query_start: torch.Tensor, positions: torch.Tensor
+) -> Iterator[StateTokens]:
+    """The sequences of a step that have tokens in it. state_slots: see `delta_ops`."""
+    bounds = pairwise(query_start.tolist())
+    for (slot, keep_tokens, keep_slot), (first, end) in zip(state_slots.tolist(), bounds, strict=True):
+        if first < end:
+            position = int(positions[first])
+            yield StateTokens(range(first, end), position, slot, first + keep_tokens - 1 - position, keep_slot)
+
+
 class ReferenceCache:
     """Paged K and V of every layer, each [num_blocks * block_size, num_kv_heads, head_dim] in `dtype`.
 
-    layers: (num_kv_heads, head_dim) of each. states: of layers with a state, by kind, layer and KV block.
+    layers: (num_kv_heads, head_dim) of each. states: of layers with a state, by kind, layer and slot.
     """
 
     def __init__(
@@ -49,15 +77,16 @@ class ReferenceCache:
         slots = blocks.long()[positions // self.block_size] * self.block_size + positions % self.block_size
         return self.keys[layer][slots].float(), self.values[layer][slots].float()
 
-    def state(self, kind: str, layer: int, blocks: torch.Tensor, position: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """A layer's state of a sequence before a position: float32 of `shape`, zeros before the first one."""
-        if position == 0:
-            return torch.zeros(shape)
-        return self.states[kind, layer, int(blocks[(position - 1) // self.block_size])]
+    def state(self, kind: str, layer: int, tokens: StateTokens, shape: tuple[int, ...]) -> torch.Tensor:
+        """A layer's state before a sequence's tokens of a step: float32 of `shape`, zeros before the first token."""
+        return torch.zeros(shape) if tokens.position == 0 else self.states[kind, layer, tokens.slot]
 
-    def put_state(self, kind: str, layer: int, blocks: torch.Tensor, position: int, state: torch.Tensor) -> None:
-        """Stores the state behind the token at a position."""
-        self.states[kind, layer, int(blocks[position // self.block_size])] = state.clone()
+    def put_state(self, kind: str, layer: int, tokens: StateTokens, row: int, state: torch.Tensor) -> None:
+        """Stores the state behind a row, if it is to stay."""
+        if row == tokens.rows[-1]:
+            self.states[kind, layer, tokens.slot] = state.clone()
+        if row == tokens.keep_row:
+            self.states[kind, layer, tokens.keep_slot] = state.clone()
 
 
 _active: ContextVar[ReferenceCache | None] = ContextVar("llmc_reference_cache", default=None)

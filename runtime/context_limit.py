@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from llmc.runtime.binding.artifact import POOL_FACTS, pool_sizes
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import ArtifactInfo, Engine
 
 DEFAULT_KV_BYTES = 1 << 30
 """Default limit of an engine's KV pool, without kv_bytes or num_blocks; see llmc.h."""
+_MOST_KV_BYTES = 1 << 50
 _RAISE = "raise kv_bytes (--kv-bytes)"
+
+
+def least_kv_bytes(facts: Mapping[str, int]) -> int:
+    """Bytes of the smallest KV pool that holds one sequence of max_model_len. facts: POOL_FACTS of an artifact."""
+    blocks = -(-facts["max_model_len"] // facts["block_size"])
+    # Plus the dummy block for padding.
+    least = (blocks + 1) * facts["kv_block_bytes"]
+    if not facts["state_bytes"]:
+        return least
+    # A part of the pool is for states.
+    sizes = range(least + 2 * facts["state_bytes"], _MOST_KV_BYTES)
+    return sizes[bisect_left(sizes, blocks, key=lambda size: pool_sizes(facts, kv_bytes=size).num_blocks)]
 
 
 @dataclass(frozen=True)
@@ -26,12 +43,10 @@ class ContextLimit:
     @classmethod
     def of_engine(cls, engine: Engine, info: ArtifactInfo) -> ContextLimit:
         """The limit for an engine that runs the artifact `info`."""
-        blocks = -(-info.max_model_len // info.block_size)
-        # Plus the dummy block for padding.
         return cls(
             engine.stats.max_request_tokens,
             info.max_model_len,
-            (blocks + 1) * info.kv_block_bytes,
+            least_kv_bytes({name: getattr(info, name) for name in POOL_FACTS}),
             least_output=0 if info.vector_width else 1,
         )
 

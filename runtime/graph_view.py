@@ -154,7 +154,7 @@ def _buffers(
             name, dtype = f"{tables.weights[tables.adapters[index].weight].name}.adapters", "u8"
             shape = (model.adapter_slots, size)
         elif index in tables.state_layers:
-            name, shape = f"{kind}_{index}", ("num_blocks", size // 4)
+            name, shape = f"{kind}_{index}", ("num_states", size // 4)
         elif tables.kv_layers:
             # The tables do not say how many heads share a block of this layer.
             name, dtype, shape = f"{kind}_{index}", "u8", ("num_blocks", size)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from llmc.graphs_format import (
+    ADAPTER_TILES,
     ADDS_BIAS,
     ADDS_RESIDUAL,
     ALIGNMENT,
@@ -23,6 +24,7 @@ from llmc.graphs_format import (
     MAX_RANKS,
     OPERAND_KINDS,
     PHASES,
+    STATE_SLOTS,
     VERSION_OF_TOTALS,
 )
 from llmc.graphs_records import CodeRecord, CollectiveRecord, Command, Graph, ModelRecord, OperandRecord, Tables
@@ -218,10 +220,11 @@ def _check_ranks(tables: Tables) -> None:
 
 def _check_operands(tables: Tables) -> None:
     model, weights, adapters = tables.model, tables.weights, tables.adapters
-    inputs = len(GRAPH_INPUTS) if adapters else len(INPUTS)
+    inputs = [*INPUTS, *([ADAPTER_TILES] if adapters else []), *([STATE_SLOTS] if tables.state_layers else [])]
+    num_inputs = GRAPH_INPUTS.index(inputs[-1]) + 1
     # Operands name a rank's own weights by rank 0's name.
     named = model.num_shared_weights + tables.num_rank_weights
-    limits = (1, named, inputs, model.num_layers, model.num_layers, 1, len(adapters), int(model.states_width > 0))
+    limits = (1, named, num_inputs, model.num_layers, model.num_layers, 1, len(adapters), int(model.states_width > 0))
     for i, (kind, index, offset, size) in enumerate(tables.operands):
         need(kind < len(OPERAND_KINDS), f"operand {i} has the unknown kind {kind}")
         name = OPERAND_KINDS[kind]
@@ -230,7 +233,9 @@ def _check_operands(tables: Tables) -> None:
         what = f"operand {i}, {name}"
         need(offset % ALIGNMENT == 0, f"{what}, is at byte {offset}, not a multiple of {ALIGNMENT}")
         need(size > 0, f"{what}, has no bytes")
-        if kind == _WEIGHT:
+        if kind == _INPUT:
+            need(GRAPH_INPUTS[index] in inputs, f"{what}, is {GRAPH_INPUTS[index]}, which this model has not")
+        elif kind == _WEIGHT:
             weight, end = weights[index], offset + size
             need(end <= weight.bytes, f"{what}, reaches byte {end} of {weight.name!r}, which has {weight.bytes}")
         elif kind == _ADAPTERS:

@@ -16,6 +16,7 @@ from llmc.graphs_format import (
     MAX_EOS,
     MAX_RANK,
     SECTIONS,
+    VERSION_OF_STATES_IN_BLOCKS,
     VERSIONS,
     layout,
     tables_crc32,
@@ -58,6 +59,10 @@ def _read_header(data: memoryview) -> tuple[Header, int]:
     need(len(data) >= _HEADER.size, f"graphs.bin has {len(data)} bytes, shorter than its header of {_HEADER.size}")
     magic, version, header_bytes, file_bytes, num_sections, crc, *weights = _HEADER.unpack_from(data)
     need(magic == MAGIC, "graphs.bin does not start with LLMCGRPH: this is not an llmc artifact")
+    need(
+        version != VERSION_OF_STATES_IN_BLOCKS,
+        f"graphs.bin has format version {version}, of an older llmc with states elsewhere: compile the model again",
+    )
     need(
         version in VERSIONS,
         f"graphs.bin has format version {version}, this llmc reads versions {', '.join(map(str, VERSIONS[:-1]))} and "

@@ -45,6 +45,7 @@ class LLM(Opened, VectorCalls):
     kv_bytes: bytes of the KV pool; 0 for max_num_seqs sequences of max_model_len, at most 1 GiB. A pool smaller than
     max_model_len limits requests, with a warning.
     num_blocks: KV blocks of the pool; overrides kv_bytes.
+    num_states: slots for the states of sequences, of a model whose layers have states; 0 for a part of kv_bytes.
     swap_bytes: bytes of host memory for KV blocks of preempted sequences, on a device with its own memory; 0 recomputes
     them.
     prefix_cache: whether to reuse KV blocks of equal prompt prefixes.

@@ -129,7 +129,7 @@ class CompileOptions:
         typer.Option(
             min=16,
             metavar="N",
-            help="Tokens of a KV block, a multiple of 16; default: 32, or 128 to 1024 if layers have a state.",
+            help="Tokens of a KV block, a multiple of 16; default: 32.",
         ),
     ] = None
     quant: Annotated[

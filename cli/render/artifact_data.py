@@ -15,8 +15,11 @@ from llmc.cli.render.stored_weights import (
 )
 from llmc.graphs_format import DTYPES, FAMILIES
 from llmc.graphs_records import Tables
-from llmc.runtime.context_limit import DEFAULT_KV_BYTES
+from llmc.runtime.binding.artifact import pool_sizes
+from llmc.runtime.context_limit import least_kv_bytes
 from llmc.runtime.graph_view import op_of
+
+_NO_LIMIT = 2**31 - 1
 
 
 def _kernels(tables: Tables) -> list[dict[str, Any]]:
@@ -36,16 +39,21 @@ def _kernels(tables: Tables) -> list[dict[str, Any]]:
 
 
 def _kv_pool(tables: Tables) -> dict[str, int]:
-    """Bytes of a KV block and of a pool for one sequence of the longest length; longest sequence in the engine's
-    default pool."""
-    model, block_bytes = tables.model, tables.kv_block_bytes
-    blocks = -(-model.max_model_len // model.block_size)
-    default_blocks = max(1, min(model.max_num_seqs * blocks, DEFAULT_KV_BYTES // block_bytes))
+    """Bytes of a KV block, of a sequence's states, and of a pool for one sequence of the longest length; longest
+    sequence, and slots of states, in the engine's default pool."""
+    model = tables.model
+    facts = {
+        **{name: getattr(model, name) for name in ("block_size", "max_model_len", "max_num_seqs")},
+        **{"kv_block_bytes": tables.kv_block_bytes, "state_bytes": tables.state_bytes},
+        **{"max_kv_blocks": _NO_LIMIT, "max_states": _NO_LIMIT},
+    }
+    default = pool_sizes(facts)
     return {
-        "block_bytes": block_bytes,
-        # One more block: the dummy block for padding.
-        "full_context_bytes": (blocks + 1) * block_bytes,
-        "default_max_request_tokens": min(model.max_model_len, default_blocks * model.block_size),
+        "block_bytes": tables.kv_block_bytes,
+        "state_bytes": tables.state_bytes,
+        "full_context_bytes": least_kv_bytes(facts),
+        "default_max_request_tokens": min(model.max_model_len, default.num_blocks * model.block_size),
+        "default_states": default.num_states,
     }
 
 

@@ -45,6 +45,9 @@ def _states_text(model: ModelRecord) -> Iterator[str]:
 
 def _kv_text(model: ModelRecord, pool: dict[str, int]) -> str:
     text = f"KV pool: {format_bytes(pool['full_context_bytes'])} hold one sequence of {model.max_model_len} tokens"
+    if pool["state_bytes"]:
+        text += f"; a sequence's states take {format_bytes(pool['state_bytes'])}, and the default pool has "
+        text += f"{pool['default_states']} slots for them"
     least = pool["default_max_request_tokens"]
     return text if least == model.max_model_len else f"{text}; the default pool holds {least}: see --kv-bytes"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from llmc.graphs_records import Graph, Tables, kv_block_bytes
+from llmc.graphs_records import Graph, Tables, kv_block_bytes, state_bytes
 from llmc.runtime.graph_view import layer_of
 from llmc.units import format_bytes
 
@@ -65,8 +65,13 @@ def _stage(tables: Tables, stage: int) -> dict[str, Any]:
         "first_layer": min(layers),
         "layers": len(layers),
         "weight_bytes": sum(weight.bytes for weight in weights),
-        "kv_block_bytes": kv_block_bytes(tables.model, tables.kv_layers, (record,)),
+        "kv_block_bytes": kv_block_bytes(tables.model, tables.kv_layers, (record,), tables.state_layers),
+        "state_bytes": state_bytes(tables.model, tables.kv_layers, (record,), tables.state_layers),
     }
+
+
+def _of_states(num_bytes: int) -> str:
+    return f" and {format_bytes(num_bytes)} of a sequence's states" if num_bytes else ""
 
 
 def ranks_text(ranks: dict[str, Any] | None) -> Iterator[str]:
@@ -90,7 +95,7 @@ def ranks_text(ranks: dict[str, Any] | None) -> Iterator[str]:
         yield (
             f"stage {number}: layers {stage['first_layer']} to {end}, on {of} reads "
             f"{format_bytes(stage['weight_bytes'])} of weights and has {format_bytes(stage['kv_block_bytes'])} of a KV "
-            "block"
+            f"block{_of_states(stage['state_bytes'])}"
         )
     if stages:
         passed = [join["passed_bytes"] for join in joins]

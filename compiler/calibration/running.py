@@ -81,7 +81,7 @@ def _is_plain(config: ModelConfig) -> bool:
         and config.activation == "silu"
         and config.qk_norm in ("none", "head", "whole", "unit")
         and not (config.attention_gate or config.full_heads or config.layer_sizes)
-        and not any(map(config.has_state, range(config.num_layers)))
+        and not config.has_states
         and not (config.learned_positions or config.embedding_norm or config.head_bias or config.logit_cap)
     )
 

@@ -21,7 +21,7 @@ from llmc.compiler.ops.definition import NUM_SAMPLES, NUM_TOKENS, BufferSource, 
 from llmc.compiler.ops.fused import fused_spec
 from llmc.compiler.ops.registry import get_op
 from llmc.compiler.weight_request import kv_scales_name
-from llmc.graphs_format import ADAPTER_TILES, ALIGNMENT, INPUTS, MAX_BUFFERS, SAMPLE_INDEX
+from llmc.graphs_format import ADAPTER_TILES, ALIGNMENT, GRAPH_INPUTS, MAX_BUFFERS, SAMPLE_INDEX
 
 
 def plan_line(line: Line, graph: GraphParams) -> ArenaPlan:
@@ -75,9 +75,7 @@ class _Emitter:
         self._kernels = cache(self._kernels_of)
         self._fused = cache(self._fused_of)
         rows = _rows(graph)
-        self._values = [
-            Operand("input" if i < len(INPUTS) else "weight", name) for i, name in enumerate(lowered.params)
-        ]
+        self._values = [Operand("input" if name in GRAPH_INPUTS else "weight", name) for name in lowered.params]
         for number, value in enumerate(line.values[line.num_params :], line.num_params):
             nbytes = value.elements(rows) * (value.bits // 8)
             kind, offset = ("output", 0) if number == line.output else ("arena", offsets.get(number, 0))

@@ -12,7 +12,7 @@ from torch.export import Dim, ExportedProgram
 from llmc.compiler.graph.nodes import OWN, ops_of
 from llmc.compiler.graph.repeats import MARKS, Repeats
 from llmc.compiler.ops.eager import define_ops
-from llmc.graphs_format import INPUTS
+from llmc.graphs_format import INPUTS, STATE_FIELDS, STATE_SLOTS
 
 
 class _WeightsAsInputs(nn.Module):
@@ -30,9 +30,11 @@ class _WeightsAsInputs(nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """A traced model. weights: parameter and buffer names, in the order of the program's weight inputs."""
+    """A traced model. inputs: names of its graph inputs. weights: parameter and buffer names, in the order of the
+    program's weight inputs."""
 
     program: ExportedProgram
+    inputs: tuple[str, ...]
     weights: tuple[str, ...]
 
 
@@ -54,8 +56,12 @@ def export_model(model: nn.Module, *, every_layer: bool = False) -> Exported:
             program = _traced(model, repeats.traced_weights)
         program = _decomposed(program)
         if repeats.unfold(program):
-            return Exported(program, tuple(weights))
-    return Exported(_decomposed(_traced(model, weights)), tuple(weights))
+            return Exported(program, _inputs(model), tuple(weights))
+    return Exported(_decomposed(_traced(model, weights)), _inputs(model), tuple(weights))
+
+
+def _inputs(model: nn.Module) -> tuple[str, ...]:
+    return (*INPUTS, STATE_SLOTS) if getattr(model, "has_states", False) else INPUTS
 
 
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -81,6 +87,7 @@ def _traced(model: nn.Module, weights: dict[str, torch.Tensor]) -> ExportedProgr
         "query_start": {0: bounds},
         "sample_index": {0: samples},
         "token_seq": {0: tokens},
+        STATE_SLOTS: {0: seqs},
     }
     shapes = {
         "input_ids": (24,),
@@ -91,13 +98,15 @@ def _traced(model: nn.Module, weights: dict[str, torch.Tensor]) -> ExportedProgr
         "query_start": (5,),
         "sample_index": (3,),
         "token_seq": (24,),
+        STATE_SLOTS: (6, STATE_FIELDS),
     }
     device = next(iter(weights.values())).device
-    inputs = [torch.zeros(shapes[name], dtype=torch.int32, device=device) for name in INPUTS]
+    names = _inputs(model)
+    inputs = [torch.zeros(shapes[name], dtype=torch.int32, device=device) for name in names]
     with torch.no_grad():
         return torch.export.export(
             _WeightsAsInputs(model),
             (inputs, weights),
-            dynamic_shapes=([dims[name] for name in INPUTS], dict.fromkeys(weights)),
+            dynamic_shapes=([dims[name] for name in names], dict.fromkeys(weights)),
             strict=False,
         )

@@ -82,7 +82,7 @@ def lower(exported: Exported) -> Lowered:
             if namespace == OWN
         },
     )
-    names = [*INPUTS, *exported.weights]
+    names = [*exported.inputs, *exported.weights]
     num_params = len(module["main"].params)
     if num_params != len(names):
         raise CompileError(f"the traced graph has {num_params} parameters where {len(names)} were expected")

@@ -1,6 +1,6 @@
 """The ops of layers with a state in place of keys and values: a short convolution, and the gated delta rule.
 
-The state of a layer lies in its pools, float32: the K pool has the states of heads, the V pool the inputs that the
+States lie in slots of the layer's pools, float32: the K pool has the states of heads, the V pool the inputs that the
 convolution of later tokens reads. A layer without states of heads has these in the K pool, which is never empty.
 """
 
@@ -11,9 +11,8 @@ from llmc.compiler.kernel_spec import KernelSpec, Param
 from llmc.compiler.ops.definition import F32, I32, Argument, BufferSource, GraphParams, KernelCall, OpDef
 
 OF_SEQUENCES = {
-    "block_tables": Argument(2, I32),
+    "state_slots": Argument(2, I32),
     "query_start": Argument(1, I32),
-    "token_seq": Argument(1, I32),
     "positions": Argument(1, I32),
 }
 
@@ -29,7 +28,6 @@ def _short_conv(site: Site, graph: GraphParams) -> list[KernelCall]:
         channels=weights // taps,
         stride=site.attributes["widths"]["x"],
         taps=taps,
-        block_size=graph.block_size,
         **more,
     )
     pool = BufferSource.K_POOL if site.attributes["alone"] else BufferSource.V_POOL
@@ -47,7 +45,6 @@ def _delta_rule(site: Site, graph: GraphParams) -> list[KernelCall]:
         key_dim=key_dim,
         value_dim=(int(a["widths"]["qkv"]) - 2 * key_heads * key_dim) // heads,
         tiled=bool(a["tiled"]),
-        block_size=graph.block_size,
     )
     return [KernelCall(spec, ("qkv", "gates", *OF_SEQUENCES, BufferSource.K_POOL, "out"))]
 

@@ -18,7 +18,6 @@ def _selective_state(site: Site, graph: GraphParams) -> list[KernelCall]:
         head_dim=(int(a["widths"]["xbc"]) - 2 * groups * state_size) // heads,
         groups=groups,
         state_size=state_size,
-        block_size=graph.block_size,
     )
     return [KernelCall(spec, ("xbc", "steps", "skip", *OF_SEQUENCES, BufferSource.K_POOL, "out"))]
 

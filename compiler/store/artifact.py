@@ -19,7 +19,7 @@ from llmc.compiler.graph.demands import collectives_of
 from llmc.compiler.kernel_spec import BUFFERS, KernelSpec
 from llmc.compiler.ops.adapters import spec_slot
 from llmc.compiler.ops.collective import record_of
-from llmc.compiler.ops.state_bytes import state_block_bytes
+from llmc.compiler.ops.state_bytes import state_slot_bytes
 from llmc.compiler.store.graphs_writer import CommandRecord, FileSums, GraphRecord, write_graphs
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.compiler.store.weights import WeightLayout
@@ -44,9 +44,12 @@ _OPERAND_KINDS = {name: code for code, name in enumerate(OPERAND_KINDS)}
 
 
 def kv_block_bytes(spec: KernelSpec, pool: str, target: Target) -> int:
-    """Bytes of one block of one layer's pool, as the kernel `spec` addresses it. pool: "k_pool" or "v_pool"."""
+    """Bytes of a block of one layer's pool, or of a slot of states, as the kernel `spec` addresses it.
+
+    pool: "k_pool" or "v_pool".
+    """
     params = spec.as_dict()
-    if nbytes := state_block_bytes(spec):
+    if nbytes := state_slot_bytes(spec):
         return nbytes
     keys, values = target.kv_block_bytes(
         int(params["num_kv_heads"]),

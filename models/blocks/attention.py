@@ -19,6 +19,7 @@ class StepInputs:
     """The inputs of a step that every layer reads; int32 except cos_sin and slopes.
 
     positions, slot_mapping, token_seq [T]; block_tables [B, max_blocks]; context_lens [B]; query_start [B+1].
+    state_slots: [B, 3], see `delta_ops`; None if no layer has a state.
     cos_sin: float32 [max_len, rotated elements] for each of `ModelConfig.ropes`.
     slopes: float32 [H] with ALiBi, else None.
     expert_places: float32 [E] if another rank holds some of E experts, else None.
@@ -33,6 +34,13 @@ class StepInputs:
     cos_sin: tuple[Tensor, ...]
     slopes: Tensor | None = None
     expert_places: Tensor | None = None
+    state_slots: Tensor | None = None
+
+    @property
+    def of_states(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What ops of a layer with a state read."""
+        assert self.state_slots is not None
+        return self.state_slots, self.query_start, self.positions
 
 
 def _grown(positions: Tensor, growth: QueryGrowth) -> Tensor:

@@ -124,7 +124,7 @@ class Decoder(Block):
 
     def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.has_states = config, config.has_states
         self.embed = Embedding(config.vocab_size, config.hidden_size, act_dtype)
         self.positions = None
         if config.learned_positions:
@@ -219,13 +219,14 @@ class Decoder(Block):
         query_start: Tensor,
         sample_index: Tensor,
         token_seq: Tensor,
+        state_slots: Tensor | None = None,
     ) -> Tensor:
         """int32 inputs of one packed step (see StepInputs; sample_index [S]) → logits float32 [S, V], or a pooled
-        model's vectors."""
+        model's vectors. state_slots: of a model with `has_states`."""
         ropes = tuple(self.get_buffer(name) for name in self.config.rope_tables)
         step = StepInputs(
             positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes,
-            self.expert_places,
+            self.expert_places, state_slots,
         )  # fmt: skip
         x, of_layers = self.through_layers(self.embedded(input_ids, positions), input_ids, step)
         if self.pooled is not None:

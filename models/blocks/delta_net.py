@@ -40,11 +40,11 @@ class GatedDeltaNet(Block):
 
     def forward(self, x: Tensor, residual: Tensor | None, step: StepInputs) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
-        net, of_sequences = self.net, (step.block_tables, step.query_start, step.token_seq, step.positions)
+        net = self.net
         made = self.inputs(x)
-        qkv = delta_ops.short_conv(made, self.convolution.weight, *of_sequences, self.layer, net.taps)
+        qkv = delta_ops.short_conv(made, self.convolution.weight, *step.of_states, self.layer, net.taps)
         read = delta_ops.delta_rule(
-            qkv, self._gates(x), *of_sequences, self.layer, net.key_heads, net.key_dim, net.tiled
+            qkv, self._gates(x), *step.of_states, self.layer, net.key_heads, net.key_dim, net.tiled
         )
         heads = over_root_mean_square(read.view(read.shape[0], net.value_heads, net.value_dim), self.eps)
         gate = made[:, net.channels :]

@@ -33,13 +33,13 @@ class Mamba2Mixer(Block):
 
     def forward(self, x: Tensor, residual: Tensor | None, step: StepInputs) -> Tensor:
         """act [T, D], residual float32 [T, D] → float32 [T, D]."""
-        net, of_sequences = self.net, (step.block_tables, step.query_start, step.token_seq, step.positions)
+        net = self.net
         made = self.inputs(x)
         xbc = delta_ops.short_conv(
-            made, self.convolution.weight, *of_sequences, self.layer, net.taps, bias=self.convolution.bias
+            made, self.convolution.weight, *step.of_states, self.layer, net.taps, bias=self.convolution.bias
         )
         gate, steps = made[:, net.channels : -net.heads], self._steps(made[:, -net.heads :])
-        read = mamba_ops.selective_state(xbc, steps, self.skip, *of_sequences, self.layer, net.groups, net.state_size)
+        read = mamba_ops.selective_state(xbc, steps, self.skip, *step.of_states, self.layer, net.groups, net.state_size)
         gate = _scaled(gate, net.gate_scale)
         gate = gate * torch.sigmoid(gate)
         made = self._normed(read) * gate if net.norm == "read" else self._normed(read * gate)

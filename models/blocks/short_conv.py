@@ -30,10 +30,7 @@ class GatedShortConv(Block):
         found = delta_ops.short_conv(
             made[:, :width] * made[:, 2 * width :],
             self.convolution.weight,
-            step.block_tables,
-            step.query_start,
-            step.token_seq,
-            step.positions,
+            *step.of_states,
             self.layer,
             self.conv.taps,
             self.convolution.bias,

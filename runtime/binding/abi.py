@@ -59,7 +59,7 @@ class ArtifactInfo(ctypes.Structure):
         ("target_name", c_char * 256),
         *_each(c_int32, "vector_width", "whole_prompts"),
         *_each(c_uint32, "num_adapter_linears", "adapter_slots", "adapter_rank", "num_ranks"),
-        *_each(c_uint64, "adapter_bytes", "rank_weight_bytes", "max_kv_blocks"),
+        *_each(c_uint64, "adapter_bytes", "rank_weight_bytes", "max_kv_blocks", "state_bytes", "max_states"),
     ]
 
 
@@ -93,7 +93,7 @@ class DeviceStat(ctypes.Structure):
 
 
 class ReplayerOptions(ctypes.Structure):
-    _fields_ = _each(c_uint32, "struct_size", "num_blocks")
+    _fields_ = _each(c_uint32, "struct_size", "num_blocks", "num_states", "reserved")
 
 
 class Batch(ctypes.Structure):
@@ -108,6 +108,7 @@ class Batch(ctypes.Structure):
             "context_lens",
             "query_start",
             "sample_index",
+            "state_slots",
         ),
     ]
 
@@ -149,6 +150,7 @@ class EngineOptions(ctypes.Structure):
         *_each(c_uint32, "speculate_tokens", "speculate_always"),
         ("draft", c_void_p),
         ("swap_bytes", c_uint64),
+        *_each(c_uint32, "num_states", "reserved3"),
     ]
 
 
@@ -274,6 +276,9 @@ class EngineStats(ctypes.Structure):
             "num_ahead_steps",
             "num_thrown_rows",
             "judged_tokens",
+            "num_states",
+            "num_free_states",
+            "num_kept_states",
         ),
     ]
 
@@ -347,6 +352,7 @@ class SimModel(ctypes.Structure):
         ("graphs", POINTER(SimGraph)),
         *_each(c_double, "step_ns", "token_ns", "guess_odds", "draft_ns", "bus_share", "read_ns"),
         *_each(c_uint32, "steps_in_flight", "reserved"),
+        ("state_bytes", c_uint64),
     ]
 
 
@@ -381,6 +387,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_artifact_open": [c_char_p, POINTER(c_void_p), _E],
     "llmc_artifact_verify": [c_void_p, _E],
     "llmc_artifact_get_info": [c_void_p, POINTER(ArtifactInfo), _E],
+    "llmc_artifact_info_get_pool_sizes": [POINTER(ArtifactInfo), POINTER(EngineOptions), U32P, U32P, _E],
     "llmc_artifact_get_graph": [c_void_p, c_uint32, POINTER(GraphInfo), _E],
     "llmc_artifact_get_adapter_linear": [c_void_p, c_uint32, POINTER(AdapterLinear), _E],
     "llmc_device_list_kinds": [POINTER(DeviceKind), c_uint64, U64P, _E],
@@ -390,6 +397,7 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_room_report": [c_char_p, c_uint32, c_char_p, _E],
     "llmc_device_get_facts": [c_void_p, POINTER(KeyValue), c_uint64, U64P, _E],
     "llmc_replayer_create": [c_void_p, c_void_p, POINTER(ReplayerOptions), POINTER(c_void_p), _E],
+    "llmc_replayer_copy_state": [c_void_p, c_uint32, c_uint32, _E],
     "llmc_replayer_run": [c_void_p, c_uint32, POINTER(Batch), F32P, c_uint64, _E],
     "llmc_replayer_begin": [c_void_p, c_uint32, POINTER(Batch), _E],
     "llmc_replayer_run_command": [c_void_p, c_uint32, _E],

@@ -4,14 +4,46 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from ctypes import byref, c_void_p
+from collections.abc import Mapping
+from ctypes import byref, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
 from llmc.buckets.bucket import Bucket
 from llmc.graphs_format import PHASES
 from llmc.runtime.binding import abi
-from llmc.runtime.binding.handle import Handle, call, plain, sized
+from llmc.runtime.binding.handle import Handle, call, initial, plain, sized
+
+POOL_FACTS = (
+    *("block_size", "max_model_len", "max_num_seqs"),
+    *("kv_block_bytes", "max_kv_blocks", "state_bytes", "max_states"),
+)
+"""Facts of an artifact from which the sizes of an engine's pools follow."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolSizes:
+    """KV blocks and slots of states of an engine, without the dummies; bytes of both pools with them."""
+
+    num_blocks: int
+    num_states: int
+    num_bytes: int
+
+
+def pool_sizes(facts: Mapping[str, int], **options: int) -> PoolSizes:
+    """The pools of an engine of an artifact with these POOL_FACTS and these options: num_blocks, num_states, kv_bytes,
+    max_num_seqs. Raises LlmcError for options that it would refuse."""
+    info, native = sized(abi.ArtifactInfo), initial("llmc_engine_options_init", abi.EngineOptions)
+    for name in POOL_FACTS:
+        setattr(info, name, facts[name])
+    for name, value in options.items():
+        setattr(native, name, value)
+    blocks, states = c_uint32(), c_uint32()
+    call("llmc_artifact_info_get_pool_sizes", byref(info), byref(native), byref(blocks), byref(states))
+    used = (blocks.value + 1) * facts["kv_block_bytes"]
+    if facts["state_bytes"]:
+        used += (states.value + 1) * facts["state_bytes"]
+    return PoolSizes(blocks.value, states.value, used)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +54,7 @@ class ArtifactInfo:
     returned per prompt; 0 if the model generates text. whole_prompts: 1 if a step must hold all tokens of a prompt.
     num_adapter_linears: layers that adapters can change. adapter_slots: most adapters loaded at once. adapter_rank:
     their largest rank. adapter_bytes: size of one slot. num_ranks: processes that run it together; each reads
-    rank_weight_bytes.
+    rank_weight_bytes. state_bytes: states of a sequence; 0 if no layer has one.
     """
 
     num_graphs: int
@@ -52,6 +84,12 @@ class ArtifactInfo:
     num_ranks: int = 1
     rank_weight_bytes: int = 0
     max_kv_blocks: int = 2**31 - 1
+    state_bytes: int = 0
+    max_states: int = 0
+
+    def pool_sizes(self, **options: int) -> PoolSizes:
+        """As the function of this name."""
+        return pool_sizes({name: getattr(self, name) for name in POOL_FACTS}, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +144,10 @@ class Artifact(Handle):
         info = sized(abi.ArtifactInfo)
         call("llmc_artifact_get_info", self.pointer, byref(info))
         return ArtifactInfo(**{name: _text(value) for name, value in plain(info).items()})
+
+    def pool_sizes(self, **options: int) -> PoolSizes:
+        """As `ArtifactInfo.pool_sizes`."""
+        return self.info.pool_sizes(**options)
 
     def verify(self) -> None:
         """Checks all weights against their checksums. Raises LlmcError naming a damaged one.

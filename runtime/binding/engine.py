@@ -41,7 +41,7 @@ class Engine(Handle):
 
     _destroy = "llmc_engine_destroy"
     _FIELDS: ClassVar[Mapping[str, Any]] = {field[0]: field[1] for field in abi.EngineOptions._fields_}
-    _OPTIONS = frozenset(_FIELDS) - {"struct_size", "reserved", "reserved2", "draft"}
+    _OPTIONS = frozenset(_FIELDS) - {"struct_size", "reserved", "reserved2", "reserved3", "draft"}
     _NAMED: ClassVar[Mapping[str, Mapping[str, int]]] = {"miss_policy": MISS_POLICIES}
     _POLL_CAPACITY = 256
 
@@ -67,6 +67,7 @@ class Engine(Handle):
         self._gives_vectors = artifact.info.vector_width > 0
         self.block_size = artifact.info.block_size
         self.handed_block_bytes = 8 + 4 * self.block_size + artifact.info.kv_block_bytes
+        self.handed_state_bytes = 8 + artifact.info.state_bytes if artifact.info.state_bytes else 0
         """Bytes of a block that is handed over."""
         self.speculate_tokens = int(native.speculate_tokens)
         """Most guesses of a sequence in a step."""

@@ -13,7 +13,18 @@ from llmc.runtime.binding.handle import Handle, IntArray, call, int32
 
 HEADER_BYTES = 64
 """Bytes before the blocks of a part."""
+_NUM_BLOCKS_AT = 36
 Octets = bytes | bytearray | memoryview
+
+
+def least_part_bytes(engine: Engine) -> int:
+    """Bytes of a part with one block, and with states if the model has some."""
+    return HEADER_BYTES + engine.handed_block_bytes + engine.handed_state_bytes
+
+
+def blocks_of_part(data: Octets) -> int:
+    """How many blocks a part says that it has; 0 if it is shorter than a header. `check` tells whether it has them."""
+    return int.from_bytes(data[_NUM_BLOCKS_AT : _NUM_BLOCKS_AT + 4], "little") if len(data) >= HEADER_BYTES else 0
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class HandedText(Handle):
         super().__init__()
         self._engine = engine
         tokens, pointer = int32("token_ids", token_ids), c_void_p()
-        self._most_bytes = HEADER_BYTES + max(1, tokens.size // engine.block_size) * engine.handed_block_bytes
+        more = max(1, tokens.size // engine.block_size) - 1
+        self._most_bytes = least_part_bytes(engine) + more * engine.handed_block_bytes
         ids = tokens.ctypes.data_as(abi.I32P)
         call("llmc_hand_over_create", engine.pointer, ids, tokens.size, byref(pointer))
         self._pointer = pointer
@@ -49,7 +61,7 @@ class HandedText(Handle):
         return super().pointer
 
     def num_cached(self) -> int:
-        """Leading whole blocks that the prefix cache holds."""
+        """Leading whole blocks that the prefix cache holds; where a model has states, up to the last one with them."""
         num_blocks = c_uint64()
         call("llmc_hand_over_count", self.pointer, byref(num_blocks))
         return num_blocks.value
@@ -59,7 +71,7 @@ class HandedText(Handle):
 
         into: memory for them, of any size that holds a block, in place of max_bytes.
         """
-        least = HEADER_BYTES + self._engine.handed_block_bytes
+        least = least_part_bytes(self._engine)
         if into is None:
             room = np.empty(min(self._most_bytes, max(max_bytes, least)), np.uint8)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from ctypes import byref, c_uint64, c_void_p
 
 import numpy as np
@@ -27,7 +28,7 @@ class ReplayStats:
     barrier_ns: int
 
 
-_DIMENSIONS = {"block_tables": 2}
+_DIMENSIONS = {"block_tables": 2, "state_slots": 2}
 
 
 def _batch(arrays: dict[str, npt.NDArray[np.int32]]) -> abi.Batch:
@@ -39,6 +40,8 @@ def _batch(arrays: dict[str, npt.NDArray[np.int32]]) -> abi.Batch:
             raise ValueError(f"{name} has {arrays[name].size} elements; this batch needs {length}")
     if arrays["block_tables"].shape[0] != num_seqs:
         raise ValueError(f"block_tables has {arrays['block_tables'].shape[0]} rows for {num_seqs} sequences")
+    if "state_slots" in arrays and arrays["state_slots"].shape != (num_seqs, 3):
+        raise ValueError(f"state_slots has shape {arrays['state_slots'].shape}; this batch needs {(num_seqs, 3)}")
     batch = sized(abi.Batch)
     batch.num_tokens, batch.num_seqs = num_tokens, num_seqs
     batch.num_samples = arrays["sample_index"].size
@@ -58,17 +61,21 @@ class Replayer(Handle):
         artifact: Artifact,
         num_threads: int = 0,
         num_blocks: int = 0,
+        *,
+        num_states: int = 0,
         pin_threads: bool = True,
         weight_memory: str = "auto",
         **options: DeviceOption | None,
     ) -> None:
-        """num_blocks: as in llmc_replayer_options. weight_memory: one of WEIGHT_MEMORY. Others: as in
+        """num_blocks, num_states: as in llmc_replayer_options. weight_memory: one of WEIGHT_MEMORY. Others: as in
         DEVICE_OPTIONS."""
         super().__init__()
         self._width = artifact.info.vector_width or artifact.info.vocab_size
         self._max_commands = max(graph.num_commands for graph in artifact.graphs())
         native = initial("llmc_replayer_options_init", abi.ReplayerOptions)
-        native.num_blocks = num_blocks
+        native.num_blocks, native.num_states = num_blocks, num_states
+        self.has_states = artifact.info.state_bytes > 0
+        """Whether steps need `state_slots`."""
         given: dict[str, DeviceOption | None] = {
             **options,
             "num_threads": num_threads,
@@ -90,9 +97,10 @@ class Replayer(Handle):
         context_lens: IntArray,
         query_start: IntArray,
         sample_index: IntArray,
+        state_slots: IntArray | None = None,
     ) -> npt.NDArray[np.float32]:
         """Runs graph `graph` on packed int32 arrays (FORMAT.md). Returns logits [len(sample_index), vocab_size], or
-        vectors [len(sample_index), vector_width]."""
+        vectors [len(sample_index), vector_width]. state_slots: of a model with states, as `own_slots` makes them."""
         arrays = {
             "input_ids": int32("input_ids", input_ids),
             "positions": int32("positions", positions),
@@ -102,15 +110,27 @@ class Replayer(Handle):
             "query_start": int32("query_start", query_start),
             "sample_index": int32("sample_index", sample_index),
         }
+        if state_slots is not None:
+            arrays["state_slots"] = int32("state_slots", state_slots, ndim=2)
         batch = _batch(arrays)
         logits = np.empty((batch.num_samples, self._width), np.float32)
         call("llmc_replayer_run", self.pointer, graph, byref(batch), logits.ctypes.data_as(abi.F32P), logits.size)
         return logits
 
-    def begin(self, graph: int, **inputs: IntArray) -> None:
+    def begin(self, graph: int, **inputs: IntArray | None) -> None:
         """Sets the inputs of a step, as for `run`; run_command then runs its commands one by one."""
-        batch = _batch({name: int32(name, given, ndim=_DIMENSIONS.get(name, 1)) for name, given in inputs.items()})
+        given = {name: values for name, values in inputs.items() if values is not None}
+        batch = _batch({name: int32(name, values, ndim=_DIMENSIONS.get(name, 1)) for name, values in given.items()})
         call("llmc_replayer_begin", self.pointer, graph, byref(batch))
+
+    def own_slots(self, slots: Sequence[int] | range) -> npt.NDArray[np.int32] | None:
+        """`state_slots` of sequences that have their states in these slots and keep none; None for a model without
+        states."""
+        return np.array([(slot, 0, 0) for slot in slots], np.int32) if self.has_states else None
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copies the states of a slot to another one."""
+        call("llmc_replayer_copy_state", self.pointer, source, target)
 
     def run_command(self, command: int) -> None:
         """Runs one command of the graph, after all earlier ones."""

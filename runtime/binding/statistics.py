@@ -57,6 +57,9 @@ class EngineStats:
     num_ahead_steps: int
     num_thrown_rows: int
     judged_tokens: int
+    num_states: int
+    num_free_states: int
+    num_kept_states: int
     device: Mapping[str, int]
 
 

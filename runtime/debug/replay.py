@@ -111,6 +111,7 @@ class CommandReplay:
             context_lens=[start + count],
             query_start=[0, count],
             sample_index=[count - 1],
+            state_slots=self._replayer.own_slots([1]),
         )
         layers = [view.layer for view in commands_of(self._tables, graph)]
         for index, command in enumerate(self._tables.commands_of(graph)):

@@ -31,11 +31,13 @@ class Lockstep:
                 raise RequestError(f"a window of {window} tokens is longer than the {info.max_model_len} of {path}")
             self.vocab_size, self._block_size = info.vocab_size, info.block_size
             self._blocks_per_seq = -(-window // info.block_size)
-            pool = _POOL_BYTES // (self._blocks_per_seq * info.kv_block_bytes)
+            pool = _POOL_BYTES // (self._blocks_per_seq * info.kv_block_bytes + info.state_bytes)
             self.width = max(1, min(most, pool))
             # If a step holds fewer sequences, windows take turns in it.
             self._graphs = list(enumerate(self._artifact.graphs()))
-            self._replayer = Replayer(self._artifact, num_threads, self.width * self._blocks_per_seq)
+            num_states = self.width if info.state_bytes else 0
+            num_blocks = self.width * self._blocks_per_seq
+            self._replayer = Replayer(self._artifact, num_threads, num_blocks, num_states=num_states)
         except BaseException:
             self._artifact.close()
             raise
@@ -69,7 +71,7 @@ class Lockstep:
     def _replay(self, graph: int, position: int, tokens: npt.NDArray[np.int32], first: int) -> Floats:
         count, size = len(tokens), self._block_size
         reach = position // size + 1
-        # Block 0 is the dummy block.
+        # Block 0 is the dummy block, and slot 0 the dummy slot.
         starts = 1 + (first + np.arange(count)) * self._blocks_per_seq
         tables = (starts[:, None] + np.arange(reach)).astype(np.int32)
         each = np.arange(count, dtype=np.int32)
@@ -82,6 +84,7 @@ class Lockstep:
             context_lens=np.full(count, position + 1, np.int32),
             query_start=np.arange(count + 1, dtype=np.int32),
             sample_index=each,
+            state_slots=self._replayer.own_slots(range(1 + first, 1 + first + count)),
         )
 
     def close(self) -> None:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from llmc.runtime.binding import Artifact, GraphInfo, Replayer
 from llmc.runtime.eval.softmax import log_softmax
-from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.request_error import RequestError
+
+_SLOT, _KEPT_SLOT = 1, 2
 
 
 class Scorer:
@@ -32,13 +33,13 @@ class Scorer:
             graphs = enumerate(self._artifact.graphs())
             self._graphs = [(index, graph) for index, graph in graphs if graph.phase != "decode"]
             self._num_blocks = -(-info.max_model_len // info.block_size)
-            self._replayer = Replayer(self._artifact, num_threads, self._num_blocks)
+            num_states = 2 if info.state_bytes else 0
+            self._replayer = Replayer(self._artifact, num_threads, self._num_blocks, num_states=num_states)
         except BaseException:
             self._artifact.close()
             raise
-        # A block with states has the one behind its last token, so only whole blocks are reused.
-        self._reused = self._block_size if read_graphs(path).state_layers else 1
         self._cached: list[int] = []
+        self._kept = 0  # leading ones of these, behind which the other slot has the state
 
     def score(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
         """(log-likelihood of `continuation` after `context`, whether each of its tokens is the likeliest).
@@ -53,10 +54,13 @@ class Scorer:
         if not continuation:
             return 0.0, True
         scored = len(context) - 1
-        done = _common(self._cached, tokens, scored) // self._reused * self._reused
+        done = self._resumed(_common(self._cached, tokens, scored))
         self._cached = []  # until the whole sequence is cached
         while done < scored:
             done += self._chunk(tokens[:scored], done, False)[0]
+        if self._replayer.has_states:
+            self._replayer.copy_state(_SLOT, _KEPT_SLOT)
+        self._kept = scored
         rows: list[npt.NDArray[np.float32]] = []
         while done < len(tokens):
             count, logits = self._chunk(tokens, done, True)
@@ -66,6 +70,15 @@ class Scorer:
         scores, wanted = log_softmax(np.concatenate(rows)), np.asarray(continuation)
         likely = bool((scores.argmax(axis=1) == wanted).all())
         return float(scores[np.arange(len(wanted)), wanted].sum()), likely
+
+    def _resumed(self, common: int) -> int:
+        """How many of the `common` tokens need not be computed again: with states only those of the kept one."""
+        if not self._replayer.has_states:
+            return common
+        if not 0 < self._kept <= common:
+            return 0
+        self._replayer.copy_state(_KEPT_SLOT, _SLOT)
+        return self._kept
 
     def _chunk(self, tokens: Sequence[int], start: int, sampled: bool) -> tuple[int, npt.NDArray[np.float32]]:
         """Runs the next tokens. Returns (their number, logits of each, or of none)."""
@@ -89,6 +102,7 @@ class Scorer:
             context_lens=np.asarray([start + count], np.int32),
             query_start=np.asarray([0, count], np.int32),
             sample_index=np.arange(count if sampled else 0, dtype=np.int32),
+            state_slots=self._replayer.own_slots([_SLOT]),
         )
         return count, logits
 

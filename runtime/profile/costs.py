@@ -131,17 +131,12 @@ def command_cost(tables: Tables, graph: Graph, command: Command, params: Params,
         both = head_dim + int(params.get("rank", head_dim))
         flops = 2 * int(params.get("num_heads", 0)) * both * visible_keys(step, window, chunk)
     elif block_bytes and not _OF_STATES.isdisjoint(params):
-        # A state: it is read at the first token of a sequence, and written behind the last one and where blocks end.
-        writes = block_bytes * sum(state_writes(start, count, model.block_size) for start, count in step.sequences)
+        # A state: it is read before the first token of a sequence, and written behind the last one. That a step also
+        # keeps one is rare.
+        writes = block_bytes * num_samples
         kv, written = writes + block_bytes * sum(start > 0 for start, _ in step.sequences), written + writes
         flops = step.num_tokens * _flops_of_token(params)
     return Cost(weights + kv, weights + kv + activations, flops, written)
-
-
-def state_writes(start: int, count: int, block_size: int) -> int:
-    """How often a step writes the state of a sequence."""
-    end = start + count
-    return end // block_size - start // block_size + bool(end % block_size)
 
 
 def _flops_of_token(params: Params) -> int:

@@ -42,7 +42,8 @@ class Step:
         slots = tables[rows, positions // block_size] * block_size + positions % block_size
         ids = np.random.default_rng(seed).integers(0, vocab_size, positions.size)
         starts = np.concatenate([[0], np.cumsum([count for _, count in self.sequences])])
-        replayer.run(graph, ids, positions, slots, tables, np.asarray(self.contexts), starts, starts[1:] - 1)
+        states = replayer.own_slots(range(1, 1 + num_seqs))
+        replayer.run(graph, ids, positions, slots, tables, np.asarray(self.contexts), starts, starts[1:] - 1, states)
 
 
 def longest_context(tables: Tables, graph: Graph) -> int:

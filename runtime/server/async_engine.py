@@ -163,8 +163,10 @@ class AsyncEngine:
         return self._pace.seconds_to_halve(self.num_waiting, time.monotonic())
 
     def free_memory(self) -> int:
-        """Bytes of the machine's memory left once the KV pool, which fills gradually, is full."""
-        return max(0, available_memory() - self.engine.stats.num_blocks * self.artifact.info.kv_block_bytes)
+        """Bytes of the machine's memory left once the pools of KV blocks and states, which fill gradually, are full."""
+        stats, info = self.engine.stats, self.artifact.info
+        pools = stats.num_blocks * info.kv_block_bytes + stats.num_states * info.state_bytes
+        return max(0, available_memory() - pools)
 
     @property
     def num_active(self) -> int:

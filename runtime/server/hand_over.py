@@ -28,7 +28,7 @@ from fastapi import Request
 
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import LlmcError
-from llmc.runtime.binding.hand_over import HEADER_BYTES, HandedText
+from llmc.runtime.binding.hand_over import HandedText, blocks_of_part, least_part_bytes
 from llmc.runtime.loadgen.http import UrlError
 from llmc.runtime.router.upstream import Answer, ReplicaLost, Upstream
 
@@ -140,7 +140,7 @@ class HandOver:
         able = key is not None
         self.sends, self.receives = able and role != "decode", able and role != "prefill"
         self.identity = kv_identity(engine.path) if able else ""
-        self.piece_bytes = max(PIECE_BYTES, HEADER_BYTES + engine.engine.handed_block_bytes)
+        self.piece_bytes = max(PIECE_BYTES, least_part_bytes(engine.engine))
         self.sending, self._receiving = asyncio.Semaphore(most_at_once), asyncio.Semaphore(most_at_once)
         self._most_memories, self._num_memories = most_at_once, 0
         self._upstreams: dict[str, Upstream] = {}
@@ -305,7 +305,7 @@ class HandOver:
                     has_turn = await self._receiving.acquire()
                 for frame in reader.feed(piece):
                     data = frame if memory is None else memory.part(frame)
-                    num_blocks = (len(data) - HEADER_BYTES) // self._engine.engine.handed_block_bytes
+                    num_blocks = blocks_of_part(data)
                     if num_blocks < 1:
                         raise FrameError("a part has no blocks")
                     end += num_blocks

@@ -225,6 +225,13 @@ class _EngineCollector(Collector):
                     stats.num_blocks - stats.num_free_blocks,
                 ),
                 ("llmc_kv_blocks_cached", "KV blocks that the prefix cache can find", stats.num_cached_blocks),
+                ("llmc_states", "Slots for states of sequences, 0 for a model without states", stats.num_states),
+                (
+                    "llmc_states_used",
+                    "Slots of states that running sequences hold",
+                    stats.num_states - stats.num_free_states - stats.num_kept_states,
+                ),
+                ("llmc_states_kept", "States from which the prefix cache goes on", stats.num_kept_states),
                 ("llmc_draft_kv_blocks", "KV blocks of the draft's pool, 0 without one", stats.num_draft_blocks),
                 (
                     "llmc_draft_kv_blocks_used",

@@ -24,11 +24,13 @@ class Throughput:
         rows = stats.scheduled_tokens - last.scheduled_tokens
         padding = stats.padded_tokens - last.padded_tokens
         used = stats.num_blocks - stats.num_free_blocks
+        states = stats.num_states - stats.num_free_states - stats.num_kept_states
         parts = [
             f"prompt {(stats.prompt_tokens - last.prompt_tokens) / seconds:.1f} tokens/s",
             f"generation {(stats.output_tokens - last.output_tokens) / seconds:.1f} tokens/s",
             f"{stats.num_running} running, {stats.num_waiting} waiting",
             f"KV blocks {_share(used, stats.num_blocks)}",
+            *([f"states {_share(states, stats.num_states)}"] if stats.num_states else []),
             f"padding {_share(padding, rows + padding)}",
         ]
         if queried:

@@ -109,6 +109,7 @@ class SimulatedEngine(Engine):
         max_model_len: int,
         max_num_seqs: int,
         kv_block_bytes: int = 1,
+        state_bytes: int = 0,
         step_ns: float = 0.0,
         token_ns: float = 0.0,
         guess_odds: float = 0.0,
@@ -119,7 +120,7 @@ class SimulatedEngine(Engine):
         """Options: those of the scheduler and the KV pool in llmc_engine_options. step_ns, token_ns: time of a step
         outside its replay, and of each token it samples. guess_odds: that a guess is right if those before it are; 0:
         guesses are looked up in the made-up text. draft_ns: time in which a draft guesses a token of each sequence.
-        Raises LlmcError."""
+        state_bytes: of a sequence's states, of a model that has them. Raises LlmcError."""
         super(Engine, self).__init__()
         self._num_graphs = len(graphs)
         native_options = self._native_options(options)
@@ -134,6 +135,7 @@ class SimulatedEngine(Engine):
         model = sized(abi.SimModel)
         model.num_graphs, model.graphs = len(graphs), native
         model.block_size, model.max_model_len, model.max_num_seqs = block_size, max_model_len, max_num_seqs
+        model.state_bytes = state_bytes
         model.kv_block_bytes, model.step_ns, model.token_ns = kv_block_bytes, step_ns, token_ns
         model.guess_odds, model.draft_ns = guess_odds, draft_ns
         model.stages, model.steps_in_flight = pipeline.stages, pipeline.steps_in_flight

@@ -107,11 +107,13 @@ def _read_s(one: WhatIf, ladder: Ladder) -> float:
 
 def _server_of(server: Server, arrangement: Arrangement, in_flight: int) -> Server:
     """The server with KV blocks for the sequences of all steps in flight. A rank holds a part of each block."""
-    block_bytes = max(1, server.kv_block_bytes // (arrangement.ranks * arrangement.stages))
+    parts = arrangement.ranks * arrangement.stages
+    block_bytes = max(1, server.kv_block_bytes // parts)
+    server = replace(server, kv_block_bytes=block_bytes, state_bytes=server.state_bytes // parts)
     if server.num_blocks:
-        return replace(server, kv_block_bytes=block_bytes)
+        return server
     blocks = server.max_num_seqs * in_flight * -(-server.max_model_len // server.block_size)
-    return replace(server, kv_block_bytes=block_bytes, num_blocks=max(1, min(blocks, DEFAULT_KV_BYTES // block_bytes)))
+    return replace(server, num_blocks=max(1, min(blocks, DEFAULT_KV_BYTES // block_bytes)))
 
 
 def share_out(trace: Trace, replicas: int) -> list[npt.NDArray[np.int64]]:

@@ -48,15 +48,17 @@ class Ladder:
 @dataclass(frozen=True)
 class Server:
     """The server on which all ladders are tried; lengths in tokens. num_blocks 0: enough for max_num_seqs of the
-    longest sequences, but at most 1 GiB. max_prefill_tokens 0: the largest prefill bucket. guesses: most per sequence
-    and decode step, each right with these odds if those before it are. draft_s: seconds in which a draft guesses one
-    token of each sequence; 0: guesses take no time."""
+    longest sequences, but at most 1 GiB. state_bytes: of a sequence's states, whose slots are beside the blocks.
+    max_prefill_tokens 0: the largest prefill bucket. guesses: most per sequence and decode step, each right with these
+    odds if those before it are. draft_s: seconds in which a draft guesses one token of each sequence; 0: guesses take
+    no time."""
 
     max_model_len: int
     max_num_seqs: int
     block_size: int = 32
     num_blocks: int = 0
     kv_block_bytes: int = 1
+    state_bytes: int = 0
     prefix_cache: bool = True
     max_prefill_tokens: int = 0
     strict: bool = False
@@ -284,7 +286,8 @@ class WhatIf:
             added_s=total - ideal_total,
             compile_s=0.0 if ladder.path is not None else self.resources.compile_s(len(ladder.buckets)),
             arena_bytes=arena + len(ladder.buckets) * self.resources.bytes_per_graph,
-            kv_bytes=stats.num_blocks * self.server.kv_block_bytes if self.server.kv_block_bytes > 1 else 0,
+            kv_bytes=stats.num_blocks * (self.server.kv_block_bytes if self.server.kv_block_bytes > 1 else 0)
+            + stats.num_states * self.server.state_bytes,
         )
 
     def _arrival_s(self) -> Floats:
@@ -300,6 +303,7 @@ class WhatIf:
             max_model_len=server.max_model_len,
             max_num_seqs=server.max_num_seqs,
             kv_block_bytes=server.kv_block_bytes,
+            state_bytes=server.state_bytes,
             step_ns=self.costs.step_s * 1e9,
             token_ns=self.costs.token_s * 1e9,
             num_blocks=server.num_blocks,
@@ -413,4 +417,8 @@ def artifact_ladder(path: Path) -> tuple[Ladder, Server]:
         row_units=tuple(graph.row_unit for graph in read_graphs(path).graphs),
         arena_bytes=info.max_arena_bytes,
     )
-    return ladder, Server(info.max_model_len, info.max_num_seqs, info.block_size, 0, info.kv_block_bytes)
+    server = Server(
+        *(info.max_model_len, info.max_num_seqs, info.block_size, 0, info.kv_block_bytes),
+        state_bytes=info.state_bytes,
+    )
+    return ladder, server

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llmc.mpi_loader import mpi_rank
-from llmc.runtime.binding import ArtifactInfo, GraphInfo
+from llmc.runtime.binding import ArtifactInfo, GraphInfo, LlmcError
 from llmc.runtime.warm_up.draft_memory import DraftMemory, kv_beside_draft
 
 # Bytes of a command with its pointers resolved (cpu_program.h), and of a row's int32 inputs: id, position, slot,
@@ -197,8 +197,8 @@ def plan_budget(
     memory = _GraphMemory(graphs, info.vocab_size, cut_rows)
     least = memory.of(base)
     blocks_per_seq = -(-info.max_model_len // info.block_size)
-    # One block more: the dummy block of padding.
-    least_kv = (blocks_per_seq + 1) * info.kv_block_bytes
+    # One block more, the dummy block of padding, and one state more.
+    least_kv = (blocks_per_seq + 1) * info.kv_block_bytes + 2 * info.state_bytes
     if draft is not None:
         least_kv += draft.kv((blocks_per_seq + 1) * info.block_size)
     room = f"room for adapters ({for_adapters}), " if for_adapters else ""
@@ -239,15 +239,10 @@ def plan_budget(
             f"kv-bytes {options.kv_bytes} is more than the {kv_bytes} that weights and graphs leave of "
             f"memory-utilization {options.utilization:g}: lower one or raise the other"
         )
-    kv_bytes = options.kv_bytes or min(kv_bytes, info.max_kv_blocks * info.kv_block_bytes)
+    kv_bytes = options.kv_bytes or most_kv(kv_bytes, info)
     dropped = tuple(i for i in range(len(graphs)) if i not in kept)
     lines += _graph_lines(memory, kept, graph_bytes)
-    num_blocks = max(0, kv_bytes // info.kv_block_bytes - 1)
-    tokens = num_blocks * info.block_size
-    lines.append(
-        f"KV cache {size_text(kv_bytes)}: {num_blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
-        f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}" + draft_kv_text(draft, tokens)
-    )
+    lines.append(kv_text(kv_bytes, info, draft))
     return Budget(tuple(sorted(kept)), dropped, graph_bytes, kv_bytes, tuple(lines))
 
 
@@ -256,9 +251,25 @@ def draft_text(draft: DraftMemory | None) -> str:
     return "" if draft is None else f", draft {size_text(draft.weights)} and {size_text(draft.graphs)} for its graphs"
 
 
-def draft_kv_text(draft: DraftMemory | None, tokens: int) -> str:
-    """Text on the draft's KV cache; it follows the model's cache."""
-    return "" if draft is None else f"; the draft's {size_text(draft.kv(tokens))} for as many tokens"
+def most_kv(room: int, info: ArtifactInfo) -> int:
+    """Bytes of `room` that KV blocks can use. With states, an engine leaves the rest free by itself."""
+    return room if info.state_bytes else min(room, info.max_kv_blocks * info.kv_block_bytes)
+
+
+def kv_text(kv_bytes: int, info: ArtifactInfo, draft: DraftMemory | None) -> str:
+    """What an engine has in a KV cache of that size. Raises BudgetError."""
+    try:
+        pools = info.pool_sizes(kv_bytes=kv_bytes)
+    except LlmcError as error:
+        raise BudgetError(str(error).replace("kv_bytes", "kv-bytes")) from None
+    tokens = pools.num_blocks * info.block_size
+    size = pools.num_bytes if info.state_bytes else kv_bytes
+    text = f"KV cache {size_text(size)}: {pools.num_blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
+    text += f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}"
+    if info.state_bytes:
+        text += f", and states of {pools.num_states} sequences"
+    # The draft has a cache of its own.
+    return text if draft is None else f"{text}; the draft's {size_text(draft.kv(tokens))} for as many tokens"
 
 
 @dataclass(frozen=True, slots=True)

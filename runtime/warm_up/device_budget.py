@@ -17,9 +17,10 @@ from llmc.runtime.warm_up.budget import (
     BudgetError,
     BudgetOptions,
     Recordings,
-    draft_kv_text,
     draft_text,
     graph_set_bytes,
+    kv_text,
+    most_kv,
     size_text,
 )
 from llmc.runtime.warm_up.draft_memory import DraftMemory, kv_beside_draft
@@ -61,7 +62,7 @@ def plan_on_device(
     left = usable - weight_bytes - for_draft
     shared = graph_set_bytes(graphs, info.vocab_size)
     least_blocks = -(-info.max_model_len // info.block_size) + 1
-    least_kv = least_blocks * info.kv_block_bytes
+    least_kv = least_blocks * info.kv_block_bytes + 2 * info.state_bytes
     if draft is not None:
         least_kv += draft.kv(least_blocks * info.block_size)
     held = f"the draft's weights and graphs ({for_draft}), " if for_draft else ""
@@ -82,9 +83,7 @@ def plan_on_device(
             f"kv-bytes {options.kv_bytes} is more than the {kv_bytes} that weights and graphs leave of "
             f"memory-utilization {options.utilization:g}: lower one or raise the other"
         )
-    kv_bytes = options.kv_bytes or min(kv_bytes, info.max_kv_blocks * info.kv_block_bytes)
-    blocks = max(0, kv_bytes // info.kv_block_bytes - 1)
-    tokens = blocks * info.block_size
+    kv_bytes = options.kv_bytes or most_kv(kv_bytes, info)
     lines = (
         f"{size_text(free)} free on the device, memory-utilization {options.utilization:g}: {size_text(usable)} to use",
         f"weights {size_text(weight_bytes)}{draft_text(draft)}, {size_text(left)} left",
@@ -92,7 +91,6 @@ def plan_on_device(
         f"{size_text(recorded)} for their recordings, of which graph-prompt-ratio {options.graph_prompt_ratio:g} gives "
         f"{prompt_mib} MiB to prompts and {mib - prompt_mib} MiB to decode; graphs beyond it run as launches of "
         "kernels",
-        f"KV cache {size_text(kv_bytes)}: {blocks} blocks of {info.block_size} tokens, {tokens} tokens, "
-        f"{tokens / info.max_model_len:.1f} sequences of {info.max_model_len}" + draft_kv_text(draft, tokens),
+        kv_text(kv_bytes, info, draft),
     )
     return Budget(tuple(range(len(graphs))), (), shared, kv_bytes, lines, Recordings(mib, prompt_mib, tuple(order)))

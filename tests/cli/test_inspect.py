@@ -352,7 +352,7 @@ def test_inspect_tells_layers_with_a_state_from_those_whose_heads_differ(chat_ar
     assert f"model: {layers} layers, 1 of them with a state, {heads}," in artifact_text(one, manifest)
 
 
-def test_inspect_tells_what_a_pool_needs(chat_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_tells_what_a_pool_needs(chat_artifact: Path) -> None:
     tables, manifest = read_graphs(chat_artifact), json.loads((chat_artifact / "manifest.json").read_text())
     pool = artifact_data(tables, manifest)["kv_pool"]
     with LLM(chat_artifact, num_threads=1) as llm:
@@ -362,6 +362,12 @@ def test_inspect_tells_what_a_pool_needs(chat_artifact: Path, monkeypatch: pytes
         assert pool["default_max_request_tokens"] == llm.max_model_len == 64
     assert "KV pool:" in artifact_text(tables, manifest)
     assert "--kv-bytes" not in artifact_text(tables, manifest)
-    # As though a block took a GiB.
-    monkeypatch.setattr("llmc.cli.render.artifact_data.DEFAULT_KV_BYTES", info.kv_block_bytes)
-    assert f"the default pool holds {info.block_size}: see --kv-bytes" in artifact_text(tables, manifest)
+    large = KvLayerRecord(1 << 29, 1 << 29)  # a block takes a GiB
+    layers = (large, *[tables.kv_layer(0)] * (tables.model.num_layers - 1))
+    alike = replace(tables.model, key_block_bytes=1 << 29, value_block_bytes=1 << 29)
+    text = artifact_text(replace(tables, model=alike, kv_layers=layers), manifest)
+    assert f"the default pool holds {info.block_size}: see --kv-bytes" in text
+    states = replace(tables, model=alike, kv_layers=(KvLayerRecord(1 << 27, 0), *layers[1:]), state_layers=(0,))
+    assert "a sequence's states take 128.0 MiB, and the default pool has 3 slots for them" in artifact_text(
+        states, manifest
+    )

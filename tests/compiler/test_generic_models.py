@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.native
 class Mixing(Quirky):
     """Every token sees the mean of all embeddings."""
 
-    def forward(self, input_ids: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, *inputs: Any) -> Tensor:
         x = self.embed(input_ids)
         return self.lm_head(self.norm(ops.gather_rows(x - x.mean(0, keepdim=True), inputs[5])))
 
@@ -31,7 +32,7 @@ class Mixing(Quirky):
 class Sharing(Quirky):
     """A generic op reads the weight of a norm."""
 
-    def forward(self, input_ids: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, *inputs: Any) -> Tensor:
         x = self.norm(self.embed(input_ids)).float() * self.get_parameter("norm.weight")
         return self.lm_head(ops.gather_rows(x, inputs[5]).to(ops.torch_act_dtype("f32")))
 

@@ -1,8 +1,7 @@
-"""Layers with a state: what their artifacts say of them, what is refused, and how many tokens a KV block has."""
+"""Layers with a state: what their artifacts say of them, and what is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from llmc.buckets.ladder import DEFAULT_BLOCK_SIZE
 from llmc.compiler.config import CompileConfig, CompileError
-from llmc.compiler.kv_layers import default_block_size, kv_layer_records, state_layers
+from llmc.compiler.kv_layers import kv_layer_records, state_layers
 from llmc.compiler.resolve import resolve
 from llmc.compiler.resolved import Resolved
 from llmc.compiler.stages import bound_to, stage_ends
@@ -19,7 +18,6 @@ from llmc.compiler.store.described import version_with
 from llmc.compiler.targets.registry import resolve_target
 from llmc.graphs_format import VERSION_OF_KV_LAYERS, VERSION_OF_STATE_LAYERS
 from llmc.graphs_records import KvLayerRecord, StageRecord
-from llmc.models.config import ModelConfig
 from llmc.models.delta_net import DeltaNet
 from llmc.models.mamba import Mamba2
 from llmc.models.short_conv import ShortConv
@@ -78,68 +76,23 @@ def test_stages_divide_them(llama: Path, source: ModelSource) -> None:
     assert sum(resolved(source, llama, pipeline_parallel=2).stage_layers) == 4
 
 
-def sizes(most: int) -> Iterator[int]:
-    size = DEFAULT_BLOCK_SIZE
-    while size <= most:
-        yield size
-        size *= 2
-
-
-@pytest.mark.parametrize("value_dim", [16, 64, 256, 1024, 4096])
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
-def test_a_block_has_as_many_bytes_of_keys_as_of_states(value_dim: int, kv_dtype: str, source: ModelSource) -> None:
-    model = replace(source.config(), delta_net=replace(NET, value_dim=value_dim))
-
-    def balance(size: int) -> int:
-        records = kv_layer_records(model, REFERENCE, size, kv_dtype)
-        return records[3].block_bytes - sum(record.block_bytes for record in records[:3])
-
-    chosen = default_block_size(model, REFERENCE, kv_dtype, 1 << 20)
-    enough = [size for size in sizes(1024) if balance(size) >= 0]
-    assert chosen == (enough[0] if enough else 1024)
-
-
-@pytest.mark.parametrize(
-    ("max_model_len", "most"),
-    [(1, 32), (32, 32), (33, 64), (128, 128), (129, 256), (1000, 1024), (2048, 1024), (1 << 20, 1024)],
-)
-def test_no_block_is_longer_than_a_text(max_model_len: int, most: int, source: ModelSource) -> None:
-    model = replace(source.config(), delta_net=replace(NET, layers=(0, 1, 2, 3)))
-    assert state_layers(model) == (0, 1, 2, 3)
-    assert default_block_size(model, REFERENCE, "bf16", max_model_len) == most
-    light = replace(source.config(), delta_net=replace(NET, key_dim=1, value_dim=1))
-    assert default_block_size(light, REFERENCE, "f32", max_model_len) == DEFAULT_BLOCK_SIZE
-
-
 def test_a_window_alone_lies_in_the_k_pool(source: ModelSource) -> None:
-    """Of a convolution without other states, which needs no longer blocks than keys and values do."""
+    """Of a convolution without other states."""
     conv = ShortConv((0, 1, 2), channels=60, taps=3)
     model = replace(source.config(), delta_net=None, short_conv=conv)
     records = kv_layer_records(model, REFERENCE, 32, "f32")
     assert records[:3] == (KvLayerRecord(4 * 2 * 60, 0),) * 3
     assert records[3].value_block_bytes > 0
     assert state_layers(model) == (0, 1, 2)
-    assert default_block_size(model, REFERENCE, "bf16", 4096) == DEFAULT_BLOCK_SIZE
-    wide = replace(model, short_conv=replace(conv, channels=60 * 40))
-    assert default_block_size(wide, REFERENCE, "bf16", 4096) > DEFAULT_BLOCK_SIZE
 
 
-def plain(model: ModelConfig) -> ModelConfig:
-    return replace(model, delta_net=None)
-
-
-def test_the_default_follows_the_model(llama: Path, source: ModelSource) -> None:
-    model = source.config()
-    assert default_block_size(plain(model), REFERENCE, "bf16", 4096) == DEFAULT_BLOCK_SIZE
-    assert resolve(CompileConfig(model=llama, output=llama)).block_size == DEFAULT_BLOCK_SIZE
+def test_states_do_not_change_the_size_of_blocks(llama: Path, source: ModelSource) -> None:
     found = resolved(source, llama)
-    wanted = default_block_size(model, REFERENCE, found.kv_dtype, found.max_model_len)
-    assert wanted > DEFAULT_BLOCK_SIZE
-    assert found.block_size == found.model_record().block_size == wanted
+    assert found.block_size == found.model_record().block_size == DEFAULT_BLOCK_SIZE
     assert resolved(source, llama, block_size=16).block_size == 16
-    assert resolved(source, llama, max_model_len=50).block_size == 64
-    by_buckets = resolved(source, llama, buckets="prefill=1x64,decode=[1,4]x64")
-    assert (by_buckets.max_model_len, by_buckets.block_size) == (64, 64)
+    other = resolved(source, llama, block_size=64)
+    assert other.kv_layer_records()[:3] == found.kv_layer_records()[:3]
+    assert other.kv_layer_records()[3] != found.kv_layer_records()[3]
 
 
 MIXERS = Mamba2((0, 3), heads=4, head_dim=16, state_size=8, groups=2, taps=4, conv_bias=True, bias=False)

@@ -43,12 +43,14 @@ def assert_same_bytes(a: Path, b: Path) -> None:
 
 @dataclass
 class Pages:
-    """Block tables of hand-driven sequences; blocks are handed out in a shuffled order."""
+    """Block tables of hand-driven sequences; blocks are handed out in a shuffled order. A sequence also has a slot of
+    states: the first has slot 1."""
 
     num_blocks: int
     block_size: int
     seed: int = 0
     tables: dict[int, list[int]] = field(default_factory=dict)
+    states: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         order = np.random.default_rng(self.seed).permutation(np.arange(1, self.num_blocks + 1))
@@ -60,6 +62,10 @@ class Pages:
         while len(table) * self.block_size < positions.stop:
             table.append(self._free.pop())
         return [table[p // self.block_size] * self.block_size + p % self.block_size for p in positions]
+
+    def state_slot(self, seq: int) -> int:
+        """The slot of a sequence's states; takes one as needed."""
+        return self.states.setdefault(seq, 1 + len(self.states))
 
 
 def replay(replayer: Replayer, graph: int, pages: Pages, chunks: list[tuple[int, list[int], int]]) -> np.ndarray:
@@ -91,6 +97,7 @@ def replay(replayer: Replayer, graph: int, pages: Pages, chunks: list[tuple[int,
         ints(contexts),
         ints(starts),
         ints([s - 1 for s in starts[1:]]),
+        replayer.own_slots([pages.state_slot(seq) for seq, _, _ in chunks]),
     )
 
 

@@ -14,6 +14,8 @@ from llmc.runtime.graphs_file import read_graphs
 
 from support.artifacts import made_once
 from support.compiled import compile_tiny
+from support.mamba_families import OF_MAMBA
+from support.qwen_families import OF_QWEN
 from support.tiny_models import make_tiny_model
 
 # Rows and contexts that no tile, partition or block divides.
@@ -25,6 +27,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a window": ("mistral", {"sliding_window": 24}, {"dtype": "bf16"}),
     "w8a8": ("llama", {}, {"dtype": "bf16", "quant": QuantConfig("w8a8")}),
     "w4a16": ("qwen2", {}, {"dtype": "f32", "quant": QuantConfig("w4a16")}),
+    "states": ("qwen3_5_text", OF_QWEN["qwen3_5_text"][1], {"dtype": "bf16"}),
+    "Mamba-2": ("bamba", OF_MAMBA["bamba"][1], {"dtype": "f32"}),
+    "states alone": ("lfm2", {"layer_types": ["conv"] * 3}, {"dtype": "f32"}),
 }
 """Kind, fields of its config, and how it is compiled."""
 OPTIONS = {

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.graphs_format import ADAPTER_TILES, GRAPH_INPUTS, INPUTS, OPERAND_KINDS
+from llmc.graphs_format import ADAPTER_TILES, GRAPH_INPUTS, INPUTS, OPERAND_KINDS, STATE_FIELDS, STATE_SLOTS
 from llmc.graphs_records import Command, OperandRecord
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
@@ -22,6 +22,7 @@ from support.kernel_harness import Guarded
 
 IntArray = NDArray[np.int32]
 _POOLS = ("k_pool", "v_pool")
+_NUM_STATES = 9
 
 
 class StrayWriteError(AssertionError):
@@ -45,8 +46,13 @@ class GuardedReplay:
         layers = {layer: self._tables.kv_layer(layer) for layer in range(self._tables.model.num_layers)}
         self._block_bytes = {("k_pool", layer): of.key_block_bytes for layer, of in layers.items()}
         self._block_bytes |= {("v_pool", layer): of.value_block_bytes for layer, of in layers.items()}
-        self._pools = {key: self._memory(self._num_blocks * size) for key, size in self._block_bytes.items()}
+        counts = dict.fromkeys(layers, self._num_blocks) | dict.fromkeys(self._tables.state_layers, _NUM_STATES)
+        self._pools = {key: self._memory(counts[key[1]] * size) for key, size in self._block_bytes.items()}
         self.num_commands = 0
+
+    def own_slots(self, slots: Sequence[int]) -> IntArray | None:
+        """As Replayer.own_slots."""
+        return np.array([(slot, 0, 0) for slot in slots], np.int32) if self._tables.state_layers else None
 
     def _memory(self, size: int) -> Guarded:
         return Guarded(np.full(size, self._fill, np.uint8))
@@ -61,6 +67,7 @@ class GuardedReplay:
         context_lens: IntArray,
         query_start: IntArray,
         sample_index: IntArray,
+        state_slots: IntArray | None = None,
     ) -> NDArray[np.float32]:
         """As Replayer.run. Raises StrayWriteError."""
         found, vocab = self._tables.graphs[graph], self._tables.model.vocab_size
@@ -68,6 +75,8 @@ class GuardedReplay:
         given = (input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index)
         by_name = dict(zip(INPUTS, (*given, np.repeat(np.arange(len(lengths)), lengths)), strict=True))
         by_name[ADAPTER_TILES] = np.zeros(1, np.int32)  # no row has an adapter, so that no pool is read
+        slots = np.zeros((0, STATE_FIELDS), np.int32) if state_slots is None else state_slots
+        by_name[STATE_SLOTS] = slots
         memory: dict[Any, Guarded] = {**self._pools, "weight": self._weights, "arena": self._memory(found.arena_bytes)}
         memory["adapters"] = self._memory(64)
         for index, name in enumerate(GRAPH_INPUTS):
@@ -81,7 +90,7 @@ class GuardedReplay:
         for number, command in enumerate(self._tables.commands_of(found)):
             before = {key: buffer.array.copy() for key, buffer in memory.items()}
             self._call(command, memory, scalars, 1 + number % 3)
-            self._check(command, memory, before, slot_mapping)
+            self._check(command, memory, before, slot_mapping, slots)
             self.num_commands += 1
         return memory["output"].array.view(np.float32)[: len(sample_index) * vocab].reshape(-1, vocab).copy()
 
@@ -117,7 +126,12 @@ class GuardedReplay:
         yield from operands[-count:]
 
     def _check(
-        self, command: Command, memory: dict[Any, Guarded], before: dict[Any, Any], slot_mapping: IntArray
+        self,
+        command: Command,
+        memory: dict[Any, Guarded],
+        before: dict[Any, Any],
+        slot_mapping: IntArray,
+        state_slots: IntArray,
     ) -> None:
         op, _ = self._ops[command.kernel]
         name = self._tables.kernels[command.kernel].symbol
@@ -131,6 +145,11 @@ class GuardedReplay:
             key, offset = self._place(operand)
             may[key][offset : offset + operand.bytes] = True
         block_size = self._tables.model.block_size
+        states = {(kind, layer) for kind in _POOLS for layer in self._tables.state_layers}
+        for key in states & {(OPERAND_KINDS[o.kind], o.index) for o in self._tables.operands_of(command)}:
+            size = self._block_bytes[key]
+            for slot in state_slots[:, 0]:
+                may[key][slot * size : (slot + 1) * size] = True
         if op == "rope_kv_write":
             for key in ((kind, command.layer) for kind in _POOLS):
                 size = self._block_bytes[key]
@@ -141,7 +160,7 @@ class GuardedReplay:
             stray = written[~may[key][written]]
             if stray.size:
                 raise StrayWriteError(f"{name} wrote {stray.size} bytes of {key} beside its outputs, first {stray[0]}")
-            if key in self._block_bytes:
+            if key in self._block_bytes and key not in states:
                 # Where in a block a token lies is the target's business, and how much it takes is not.
                 most = len(slot_mapping) * self._block_bytes[key] // block_size
                 if written.size > most:

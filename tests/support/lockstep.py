@@ -4,6 +4,7 @@ numpy, in the order of the ranks."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ class Lockstep:
         """The first graph of a phase."""
         return next(i for i, graph in enumerate(self._tables.graphs) if PHASES[graph.phase] == phase)
 
+    def own_slots(self, slots: Sequence[int]) -> None:
+        """As Replayer.own_slots."""
+
     def run(
         self,
         graph: int,
@@ -61,8 +65,9 @@ class Lockstep:
         context_lens: NDArray[np.int32],
         query_start: NDArray[np.int32],
         sample_index: NDArray[np.int32],
+        state_slots: None = None,
     ) -> Floats:
-        """As Replayer.run; all ranks must give the same bits."""
+        """As Replayer.run, of a model without states; all ranks must give the same bits."""
         found, vocab = self._tables.graphs[graph], self._tables.model.vocab_size
         lengths = np.diff(query_start)
         given = (input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index)

@@ -28,6 +28,9 @@ class PagedRunner:
         self.tables = order.to(torch.int32).view(num_seqs, width)
         self.lengths = [0] * num_seqs
         self.cache = ReferenceCache.of(config, num_seqs * width + 1, block_size)
+        slots = torch.arange(1, num_seqs + 1, dtype=torch.int32)
+        nothing = torch.zeros_like(slots)
+        self.slots = torch.stack((slots, nothing, nothing), dim=1)
         self._before = self.lengths, self.cache.states
 
     def step(self, chunks: Sequence[Sequence[int]]) -> list[torch.Tensor]:
@@ -58,6 +61,7 @@ class PagedRunner:
                 tensor(starts),
                 tensor(range(len(ids))),
                 tensor(seqs),
+                *((self.slots,) if self.model.config.has_states else ()),
             )
         return [logits[a:b] for a, b in itertools.pairwise(starts)]
 

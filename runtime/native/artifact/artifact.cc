@@ -29,8 +29,9 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 11;
+constexpr uint32_t kVersion = 12;
 constexpr uint32_t kFirstVersion = 5;
+constexpr uint32_t kVersionOfStateBlocks = 11;
 constexpr uint32_t kNumKinds = 14;
 constexpr uint32_t kAdapterKind = 10, kCollectiveKind = 11, kStageKind = 12, kKvLayerKind = 13;
 constexpr uint32_t kStateLayerKind = 14;
@@ -54,7 +55,7 @@ constexpr struct {
     {"collectives", sizeof(CollectiveRecord), 7},
     {"stages", sizeof(StageRecord), 9},
     {"kv_layers", sizeof(KvLayerRecord), 10},
-    {"state_layers", sizeof(StateLayerRecord), 11},
+    {"state_layers", sizeof(StateLayerRecord), 12},
 };
 
 // CRC-32 of the whole file except the field itself.
@@ -86,6 +87,7 @@ uint64_t InputTouchedBytes(const GraphRecord& graph, uint32_t index) {
     case kQueryStart: elements = uint64_t{graph.max_seqs} + 1; break;
     case kSampleIndex: elements = graph.max_samples; break;
     case kAdapterTiles: elements = 1 + uint64_t{kTileRecord} * graph.max_tokens; break;
+    case kStateSlots: elements = uint64_t{kStateFields} * graph.max_seqs; break;
     default: break;
   }
   return elements * sizeof(int32_t);
@@ -125,8 +127,8 @@ Status Artifact::Open(const std::string& directory, std::shared_ptr<const Artifa
   LLMC_RETURN_IF_ERROR(artifact->CheckTarget());
   LLMC_RETURN_IF_ERROR(artifact->CheckModel());
   LLMC_RETURN_IF_ERROR(artifact->CheckStages());
-  LLMC_RETURN_IF_ERROR(artifact->CheckKvLayers());
   LLMC_RETURN_IF_ERROR(artifact->CheckStateLayers());
+  LLMC_RETURN_IF_ERROR(artifact->CheckKvLayers());
   LLMC_RETURN_IF_ERROR(artifact->CheckCode());
   LLMC_RETURN_IF_ERROR(artifact->CheckKernels());
   LLMC_RETURN_IF_ERROR(MappedFile::Open(directory + "/weights.safetensors", &artifact->weight_file_));
@@ -153,6 +155,11 @@ Status Artifact::ReadTables(const MappedFile& file) {
                                                Str(header.version) + " and this runtime reads versions " +
                                                Str(kFirstVersion) + " to " + Str(kVersion) +
                                                "; compile it again with this version of llmc");
+  }
+  if (header.version == kVersionOfStateBlocks) {
+    return Status::Error(LLMC_ERR_VERSION, "the artifact '" + directory_ +
+                                               "' has format version 11, of an older llmc that kept the states of "
+                                               "layers in KV blocks; compile it again with this version of llmc");
   }
   if (header.header_bytes != sizeof(header)) {
     return Corrupt("graphs.bin", "its header claims " + Str(header.header_bytes) + " bytes, not 64");

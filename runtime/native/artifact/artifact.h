@@ -16,7 +16,7 @@ namespace llmc {
 
 constexpr uint32_t kMaxBuffers = 12;
 constexpr uint32_t kNumFamilies = 8;
-constexpr uint32_t kNumInputs = 9;
+constexpr uint32_t kNumInputs = 10;
 constexpr uint64_t kAlignment = 64;
 constexpr uint32_t kMaxLaunchFacts = 7;
 constexpr uint32_t kCollective = 1u << 31;  // added to the index of a collective in a command
@@ -47,7 +47,8 @@ enum Input : uint32_t {
   kQueryStart = 5,
   kSampleIndex = 6,
   kTokenSeq = 7,
-  kAdapterTiles = 8
+  kAdapterTiles = 8,
+  kStateSlots = 9
 };
 
 // Records of graphs.bin, byte for byte.
@@ -172,12 +173,18 @@ class Artifact {
   StageRecord layers_of(uint32_t stage) const {
     return stages_.empty() ? StageRecord{0, static_cast<uint32_t>(model_.num_layers)} : stages_[stage];
   }
-  // Bytes of one KV block of a layer of the KV cache.
+  // Bytes of one KV block of a layer of the KV cache, or of one slot.
   KvLayerRecord kv_layer(uint32_t layer) const {
     return kv_layers_.empty() ? KvLayerRecord{model_.key_block_bytes, model_.value_block_bytes} : kv_layers_[layer];
   }
-  // Layers of the KV cache whose blocks hold a state in place of keys and values, ascending.
-  const std::vector<StateLayerRecord>& state_layers() const { return state_layers_; }
+  // Whether a layer of the KV cache has a state in place of keys and values: its pools have slots in place of blocks,
+  // of as many bytes as kv_layer says.
+  bool has_state(uint32_t layer) const;
+  // Whether graphs have the input.
+  bool has_input(uint32_t index) const {
+    if (index == kAdapterTiles) return !adapters_.empty();
+    return index == kStateSlots ? !state_layers_.empty() : index < kNumInputs;
+  }
   uint64_t key_block_bytes(uint32_t layer) const { return kv_layer(layer).key_block_bytes; }
   uint64_t value_block_bytes(uint32_t layer) const { return kv_layer(layer).value_block_bytes; }
   // Which named weights a stage's commands read.
@@ -228,9 +235,10 @@ class Artifact {
   Status CheckWeights();
   Status CheckAdapters();
   Status CheckStages() const;
+  Status CheckStateLayers() const;
   Status CheckKvLayers();
-  Status CheckStateLayers();
-  uint64_t MostKvBlocks() const;
+  uint64_t LayerBytes(bool states) const;
+  uint64_t MostEntries(bool states) const;
   Status CheckRanks() const;
   Status CheckCollective(const GraphRecord& graph, uint32_t index, const CollectiveRecord& collective) const;
   Status CheckOrderOfStages(const GraphRecord& graph, const std::string& name) const;
@@ -259,7 +267,7 @@ class Artifact {
   std::vector<CollectiveRecord> collectives_;
   std::vector<StageRecord> stages_;
   std::vector<KvLayerRecord> kv_layers_;  // empty: all layers are as the model record says
-  std::vector<StateLayerRecord> state_layers_;
+  std::vector<StateLayerRecord> state_layers_;  // ascending
   ModelShape shape_{};
   // Kept open: devices load the very files that were checked, even if the paths have been replaced since.
   std::vector<MappedFile> code_files_;

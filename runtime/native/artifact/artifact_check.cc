@@ -342,20 +342,23 @@ Status Artifact::CheckOperand(const GraphRecord& graph, uint64_t index) const {
       if (operand.index < count) limit = weights_[operand.index].bytes;
       break;
     case OperandKind::kInput:
-      count = adapters_.empty() ? kNumInputs - 1 : kNumInputs;
+      count = operand.index < kNumInputs && !has_input(operand.index) ? operand.index : kNumInputs;
       limit = InputTouchedBytes(graph, operand.index);
       break;
     case OperandKind::kKeyPool:
     case OperandKind::kValuePool:
-      // The pool's size is known only at run time: block b is at b × bytes, with b below the scalar num_blocks.
+      // The pool's size is known only at run time: block b is at b × bytes, with b below the scalar num_blocks. Slots of
+      // states lie alike.
       count = uint64_t(model_.num_layers);
       if (operand.index >= count) break;
       limit = static_cast<OperandKind>(operand.kind) == OperandKind::kKeyPool ? key_block_bytes(operand.index)
                                                                               : value_block_bytes(operand.index);
       // Fewer bytes would be another stride: kernel and pool would disagree on where block 1 starts.
       if (operand.bytes != limit) {
-        return Corrupt("graphs.bin", "operand " + Str(index) + " has KV blocks of " + Str(operand.bytes) +
-                                         " bytes and those of layer " + Str(operand.index) + " have " + Str(limit));
+        return Corrupt("graphs.bin", "operand " + Str(index) +
+                                         (has_state(operand.index) ? " has slots of " : " has KV blocks of ") +
+                                         Str(operand.bytes) + " bytes and those of layer " + Str(operand.index) +
+                                         " have " + Str(limit));
       }
       break;
     case OperandKind::kOutput:

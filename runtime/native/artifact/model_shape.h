@@ -7,6 +7,8 @@
 
 namespace llmc {
 
+constexpr uint32_t kStateFields = 3;  // of a sequence's record in state_slots
+
 enum class Phase : uint32_t { kPrefill = 0, kDecode = 1, kMixed = 2 };
 
 // One compiled bucket, as the scheduler sees it.
@@ -25,7 +27,7 @@ struct GraphShape {
 struct ModelShape {
   int32_t num_layers, block_size, vocab_size, max_model_len, max_num_seqs;
   std::vector<int32_t> eos_token_ids;
-  uint64_t kv_block_bytes;
+  uint64_t kv_block_bytes;  // of layers with keys and values, of the stage with the most
   std::vector<GraphShape> graphs;
   int32_t vector_width = 0;  // floats of a prompt's vector; 0: the output is logits to sample from
   bool whole_prompts = false;  // a step must contain all tokens of a prompt, and its KV is not read later
@@ -35,9 +37,11 @@ struct ModelShape {
   int32_t states_width = 0;  // floats of the hidden state that graphs output per row; 0: none
   bool takes_states = false;  // graphs also take a hidden state per row
 
-  // Some layers have a state in place of keys and values. A KV block then holds the one behind the last token that was
-  // computed in it. So a token must not be computed twice, nor taken back, unless its block is begun anew.
-  bool recurrent = false;
+  // Bytes of a sequence's states, of all layers that have one in place of keys and values; of the stage with the most. 0:
+  // no layer has one. A state cannot take back a token.
+  uint64_t state_bytes = 0;
+  uint64_t max_states = INT32_MAX;  // slots of states that kernels can address, with the dummy slot
+  bool recurrent() const { return state_bytes > 0; }
 
   uint64_t max_kv_blocks = INT32_MAX;  // that kernels can address, with the dummy block
   int32_t kv_dtype = 0;

@@ -68,6 +68,8 @@ llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_
     value.max_arena_bytes = a.max_arena_bytes();
     value.kv_block_bytes = a.shape().kv_block_bytes;
     value.max_kv_blocks = a.shape().max_kv_blocks;
+    value.state_bytes = a.shape().state_bytes;
+    value.max_states = a.shape().recurrent() ? a.shape().max_states : 0;
     value.vector_width = model.vector_width;
     value.whole_prompts = model.whole_prompts;
     value.num_adapter_linears = static_cast<uint32_t>(a.adapters().size());

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 
+#include "device/pool_kind.h"
 #include "device/simulated/simulated_device.h"
 #include "engine/engine.h"
 
@@ -13,13 +14,13 @@ struct llmc_engine {
 
 namespace llmc {
 
-// Makes a device whose KV pool has num_blocks blocks, the dummy block included.
-using MakeDevice =
-    std::function<Status(const llmc_engine_options& options, uint32_t num_blocks, std::unique_ptr<Device>* device)>;
+// Makes a device with these pools, the dummies included.
+using MakeDevice = std::function<Status(const llmc_engine_options& options, const PoolCounts& counts,
+                                        std::unique_ptr<Device>* device)>;
 
 // Makes the device of options.draft, which runs in turn with the engine's device.
-using MakeDraft = std::function<Status(const llmc_engine_options& options, const Device& beside, uint32_t num_blocks,
-                                       std::unique_ptr<Device>* device)>;
+using MakeDraft = std::function<Status(const llmc_engine_options& options, const Device& beside,
+                                       const PoolCounts& counts, std::unique_ptr<Device>* device)>;
 
 // options NULL: the defaults. make_draft empty: a draft is refused.
 Status MakeEngine(const ModelShape& model, const llmc_engine_options* options, const MakeDevice& make,

@@ -10,6 +10,7 @@
 #include "capi/c_device.h"
 #include "capi/c_engine.h"
 #include "capi/device_stats.h"
+#include "capi/pool_sizes.h"
 #include "core/c_struct.h"
 #include "core/error.h"
 
@@ -17,8 +18,6 @@ namespace {
 
 using llmc::NullArgument;
 using llmc::Status;
-
-constexpr uint64_t kDefaultKvBytes = 1ull << 30;
 
 Status Invalid(std::string message) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(message)); }
 
@@ -50,36 +49,8 @@ llmc_request DefaultRequest() {
   return r;
 }
 
-// Number of KV blocks without the dummy block.
-Status PoolBlocks(const llmc::ModelShape& model, const llmc_engine_options& o, uint32_t* out) {
-  constexpr uint64_t kMost = 0x7ffffffe;
-  const uint64_t block_size = static_cast<uint64_t>(std::max(model.block_size, 1));
-  const uint64_t block_bytes = std::max<uint64_t>(model.kv_block_bytes, 1);
-  uint64_t blocks = o.num_blocks;
-  if (blocks == 0 && o.kv_bytes != 0) {
-    blocks = o.kv_bytes / block_bytes;
-    if (blocks < 2) {
-      return Invalid("kv_bytes is " + std::to_string(o.kv_bytes) + " but one KV block takes " +
-                     std::to_string(block_bytes) + " bytes and one more is the dummy block; use at least " +
-                     std::to_string(2 * block_bytes) + ".");
-    }
-    --blocks;
-  } else if (blocks == 0) {
-    const uint64_t seqs = o.max_num_seqs ? o.max_num_seqs : static_cast<uint64_t>(std::max(model.max_num_seqs, 1));
-    const uint64_t per_seq = (static_cast<uint64_t>(std::max(model.max_model_len, 1)) + block_size - 1) / block_size;
-    blocks = std::max<uint64_t>(std::min(seqs * per_seq, kDefaultKvBytes / block_bytes), 1);
-  }
-  // Slots, and the elements of a layer's pool, are counted in int32.
-  const uint64_t most = std::max<uint64_t>(std::min(kMost / block_size, model.max_kv_blocks), 1) - 1;
-  if (blocks > most && o.num_blocks == 0 && o.kv_bytes != 0) {
-    return Invalid("kv_bytes is " + std::to_string(o.kv_bytes) + "; use at most " +
-                   std::to_string((most + 1) * block_bytes) + ".");
-  }
-  if (blocks > most) {
-    return Invalid("num_blocks is " + std::to_string(blocks) + "; use at most " + std::to_string(most) + ".");
-  }
-  *out = static_cast<uint32_t>(blocks);
-  return Status::Ok();
+llmc::PoolOptions PoolOptionsOf(const llmc_engine_options& o) {
+  return {o.num_blocks, o.num_states, o.kv_bytes, o.max_num_seqs};
 }
 
 uint64_t RandomSeed() {
@@ -111,15 +82,17 @@ llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options
                        : "A simulated engine has no draft; leave it out.");
   }
   LLMC_RETURN_IF_ERROR(Engine::CheckGuesses(model, o.speculate_tokens));
-  uint32_t num_blocks = 0;
-  LLMC_RETURN_IF_ERROR(PoolBlocks(model, o, &num_blocks));
+  PoolCounts counts;
+  LLMC_RETURN_IF_ERROR(PoolSizes(model, PoolOptionsOf(o), &counts));
   std::unique_ptr<Device> device, draft;
-  LLMC_RETURN_IF_ERROR(make(o, num_blocks + 1, &device));
+  LLMC_RETURN_IF_ERROR(make(o, WithDummies(model, counts), &device));
   if (o.draft != nullptr) {
-    const uint64_t tokens = uint64_t{num_blocks} * static_cast<uint32_t>(model.block_size);
-    const uint64_t block_size = static_cast<uint32_t>(std::max(o.draft->artifact->shape().block_size, 1));
-    LLMC_RETURN_IF_ERROR(
-        make_draft(o, *device, static_cast<uint32_t>((tokens + block_size - 1) / block_size + 1), &draft));
+    const ModelShape& of = o.draft->artifact->shape();
+    const uint64_t tokens = uint64_t{counts.blocks} * static_cast<uint32_t>(model.block_size);
+    const uint64_t block_size = static_cast<uint32_t>(std::max(of.block_size, 1));
+    // One that has states is refused once it is loaded.
+    const PoolCounts drafts = {static_cast<uint32_t>((tokens + block_size - 1) / block_size), 1};
+    LLMC_RETURN_IF_ERROR(make_draft(o, *device, WithDummies(of, drafts), &draft));
   }
   EngineOptions e;
   e.max_num_seqs = o.max_num_seqs;
@@ -156,18 +129,43 @@ void llmc_request_init(llmc_request* request, uint32_t struct_size) {
   llmc::InitStruct(defaults, struct_size, request);
 }
 
+llmc_status llmc_artifact_info_get_pool_sizes(const llmc_artifact_info* info, const llmc_engine_options* options,
+                                              uint32_t* num_blocks, uint32_t* num_states, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (num_blocks == nullptr || num_states == nullptr) return NullArgument("num_blocks or num_states");
+    llmc_artifact_info of{};
+    LLMC_RETURN_IF_ERROR(llmc::ReadStruct(info, "info", &of));
+    llmc_engine_options o = DefaultOptions();
+    if (options != nullptr) LLMC_RETURN_IF_ERROR(llmc::ReadStruct(options, "options", &o));
+    llmc::ModelShape model{};
+    model.block_size = of.block_size;
+    model.max_model_len = of.max_model_len;
+    model.max_num_seqs = of.max_num_seqs;
+    model.kv_block_bytes = of.kv_block_bytes;
+    model.max_kv_blocks = of.max_kv_blocks;
+    model.state_bytes = of.state_bytes;
+    model.max_states = of.max_states;
+    llmc::PoolCounts counts;
+    LLMC_RETURN_IF_ERROR(llmc::PoolSizes(model, PoolOptionsOf(o), &counts));
+    *num_blocks = counts.blocks;
+    *num_states = counts.states;
+    return Status::Ok();
+  });
+}
+
 llmc_status llmc_engine_create(const llmc_device* device, llmc_artifact* artifact, const llmc_engine_options* options,
                                llmc_engine** out, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
     if (device == nullptr) return NullArgument("device");
     if (artifact == nullptr) return NullArgument("artifact");
     if (out == nullptr) return NullArgument("out");
-    const auto make = [&](const llmc_engine_options&, uint32_t num_blocks, std::unique_ptr<llmc::Device>* made) {
-      return device->device->Load(artifact->artifact, {num_blocks, /*timed=*/false, nullptr}, made);
+    const auto make = [&](const llmc_engine_options&, const llmc::PoolCounts& counts,
+                          std::unique_ptr<llmc::Device>* made) {
+      return device->device->Load(artifact->artifact, {counts.blocks, counts.states, /*timed=*/false}, made);
     };
-    const auto make_draft = [&](const llmc_engine_options& o, const llmc::Device& beside, uint32_t num_blocks,
-                                std::unique_ptr<llmc::Device>* made) {
-      return device->device->Load(o.draft->artifact, {num_blocks, /*timed=*/false, &beside}, made);
+    const auto make_draft = [&](const llmc_engine_options& o, const llmc::Device& beside,
+                                const llmc::PoolCounts& counts, std::unique_ptr<llmc::Device>* made) {
+      return device->device->Load(o.draft->artifact, {counts.blocks, counts.states, /*timed=*/false, &beside}, made);
     };
     std::unique_ptr<llmc_engine> engine;
     LLMC_RETURN_IF_ERROR(llmc::MakeEngine(artifact->artifact->shape(), options, make, &engine, make_draft));

@@ -25,7 +25,7 @@ using llmc::CheckStruct;
 using llmc::NullArgument;
 using llmc::Status;
 
-constexpr llmc_replayer_options kReplayerDefaults = {sizeof(llmc_replayer_options), 0};
+constexpr llmc_replayer_options kReplayerDefaults = {sizeof(llmc_replayer_options), 0, 0, 0};
 
 // Copies a caller's batch into the replayer's step. Counts are checked first: arrays are read only as far as these say.
 Status ReadBatch(uint32_t graph, const llmc_batch* batch, llmc_replayer* replayer) {
@@ -58,7 +58,18 @@ Status ReadBatch(uint32_t graph, const llmc_batch* batch, llmc_replayer* replaye
   step.context_lens.assign(b.context_lens, b.context_lens + b.num_seqs);
   step.query_start.assign(b.query_start, b.query_start + b.num_seqs + 1);
   step.sample_index.assign(b.sample_index, b.sample_index + b.num_samples);
+  step.state_slots.clear();
+  if (b.state_slots) step.state_slots.assign(b.state_slots, b.state_slots + uint64_t{b.num_seqs} * llmc::kStateFields);
   return Status::Ok();
+}
+
+// With the dummy slot. A model without states is refused a number of them.
+uint32_t NumStates(const llmc::ModelShape& model, uint32_t chosen) {
+  if (chosen != 0) return chosen == UINT32_MAX ? chosen : chosen + 1;
+  if (!model.recurrent()) return 0;
+  uint32_t most = 1;
+  for (const llmc::GraphShape& graph : model.graphs) most = std::max(most, graph.max_seqs);
+  return most + 1;
 }
 
 Status NotBegun() {
@@ -97,13 +108,23 @@ llmc_status llmc_replayer_create(const llmc_device* device, llmc_artifact* artif
     if (blocks == 0) blocks = static_cast<uint32_t>(model.max_model_len - 1) / model.block_size + 1;
     if (blocks == UINT32_MAX) --blocks;  // room for the dummy block; rejected below as too many
     auto replayer = std::make_unique<llmc_replayer>();
-    LLMC_RETURN_IF_ERROR(device->device->Load(artifact->artifact, {blocks + 1, /*timed=*/true}, &replayer->device));
+    const uint32_t states = NumStates(artifact->artifact->shape(), chosen.num_states);
+    LLMC_RETURN_IF_ERROR(
+        device->device->Load(artifact->artifact, {blocks + 1, states, /*timed=*/true}, &replayer->device));
     *out = replayer.release();
     return Status::Ok();
   });
 }
 
 void llmc_replayer_destroy(llmc_replayer* replayer) { delete replayer; }
+
+llmc_status llmc_replayer_copy_state(llmc_replayer* replayer, uint32_t from, uint32_t to, llmc_error* error) {
+  return llmc::Guard(error, [&]() -> Status {
+    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(replayer->device->CopyState(from, to));
+    return replayer->device->AwaitCopies();
+  });
+}
 
 llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llmc_batch* batch, float* logits,
                               uint64_t capacity, llmc_error* error) {

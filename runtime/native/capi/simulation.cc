@@ -56,6 +56,7 @@ Status ReadModel(const llmc_sim_model& m, llmc::ModelShape* shape, std::vector<l
   shape->max_model_len = m.max_model_len;
   shape->max_num_seqs = m.max_num_seqs;
   shape->kv_block_bytes = m.kv_block_bytes;
+  shape->state_bytes = m.state_bytes;
   const uint32_t stride = m.graphs[0].struct_size;
   for (uint32_t i = 0; i < m.num_graphs; ++i) {
     const std::string name = "graphs[" + std::to_string(i) + "]";
@@ -114,7 +115,8 @@ llmc_status llmc_engine_create_simulated(const llmc_sim_model* model, const llmc
     std::vector<llmc::SimulatedGraph> graphs;
     LLMC_RETURN_IF_ERROR(ReadModel(m, &shape, &graphs));
     llmc::SimulatedDevice* simulated = nullptr;
-    const auto make = [&](const llmc_engine_options&, uint32_t num_blocks, std::unique_ptr<llmc::Device>* device) {
+    const auto make = [&](const llmc_engine_options&, const llmc::PoolCounts& counts,
+                          std::unique_ptr<llmc::Device>* device) {
       llmc::SimulatedTimes times;
       times.step_ns = m.step_ns;
       times.token_ns = m.token_ns;
@@ -124,7 +126,7 @@ llmc_status llmc_engine_create_simulated(const llmc_sim_model* model, const llmc
       times.steps_in_flight = m.steps_in_flight == 0 ? times.stages : m.steps_in_flight;
       times.bus_share = m.bus_share;
       times.read_ns = m.read_ns;
-      auto made = std::make_unique<llmc::SimulatedDevice>(shape, std::move(graphs), num_blocks, times);
+      auto made = std::make_unique<llmc::SimulatedDevice>(shape, std::move(graphs), counts, times);
       simulated = made.get();
       *device = std::move(made);
       return Status::Ok();

@@ -26,6 +26,38 @@ Status CheckCount(const char* what, uint32_t value, uint32_t low, uint32_t high)
                                                   "; choose a graph that fits the batch");
 }
 
+// A slot that two sequences of a step write to would have the state of either.
+Status CheckStateSlots(const ModelShape& model, uint32_t num_states, const BatchView& b) {
+  if (model.recurrent() != (b.state_slots != nullptr)) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
+                         model.recurrent()
+                             ? "state_slots is missing and layers of this model have a state; give each "
+                               "sequence a slot"
+                             : "state_slots is given and no layer of this model has a state; leave it out");
+  }
+  if (b.state_slots == nullptr) return Status::Ok();
+  std::vector<int32_t> written;
+  written.reserve(2 * uint64_t{b.num_seqs});
+  for (uint32_t i = 0; i < b.num_seqs; ++i) {
+    const uint64_t at = uint64_t{i} * kStateFields;
+    const int32_t slot = b.state_slots[at], keep_tokens = b.state_slots[at + 1], keep_slot = b.state_slots[at + 2];
+    const int64_t last = int64_t{num_states} - 1;
+    if (slot < 0 || slot > last) return OutOfRange("state_slots", at, slot, 0, last);
+    if (keep_tokens < 0 || keep_tokens > model.max_model_len) {
+      return OutOfRange("state_slots", at + 1, keep_tokens, 0, model.max_model_len);
+    }
+    if (keep_slot < 0 || keep_slot > last) return OutOfRange("state_slots", at + 2, keep_slot, 0, last);
+    if (slot != 0) written.push_back(slot);
+    if (keep_tokens != 0 && keep_slot != 0) written.push_back(keep_slot);
+  }
+  std::sort(written.begin(), written.end());
+  const auto twice = std::adjacent_find(written.begin(), written.end());
+  if (twice == written.end()) return Status::Ok();
+  return Status::Error(LLMC_ERR_OUT_OF_RANGE, "state_slots has slot " + std::to_string(*twice) +
+                                                  " twice among slots and keep slots; give each sequence slots of its "
+                                                  "own");
+}
+
 }  // namespace
 
 uint32_t FillBlockTables(const ModelShape& model, const BatchView& b, int32_t* block_tables, int32_t* token_seq) {
@@ -73,6 +105,7 @@ Status CheckSizes(const StepBatch& b) {
       {"query_start", b.query_start, uint64_t{b.num_seqs} + 1},
       {"sample_index", b.sample_index, b.num_samples},
       {"adapter_slots", b.adapter_slots, b.adapter_slots.empty() ? 0 : uint64_t{b.num_seqs}},
+      {"state_slots", b.state_slots, b.state_slots.empty() ? 0 : uint64_t{b.num_seqs} * kStateFields},
   };
   for (const auto& array : arrays) {
     if (array.values.size() < array.needed) {
@@ -84,7 +117,7 @@ Status CheckSizes(const StepBatch& b) {
   return Status::Ok();
 }
 
-Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView& b) {
+Status CheckBatch(const ModelShape& model, uint32_t num_blocks, uint32_t num_states, const BatchView& b) {
   LLMC_RETURN_IF_ERROR(CheckCounts(model, b.graph, b.num_tokens, b.num_seqs, b.num_samples, b.block_table_stride));
   const GraphShape& graph = model.graphs[b.graph];
   const int64_t block_size = model.block_size;
@@ -125,7 +158,7 @@ Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView&
     }
     LLMC_RETURN_IF_ERROR(CheckRange("block_tables", row, used, 0, int64_t{num_blocks} - 1));
   }
-  return Status::Ok();
+  return CheckStateSlots(model, num_states, b);
 }
 
 }  // namespace llmc

@@ -17,6 +17,9 @@ struct StepBatch {
   std::vector<int32_t> input_ids, positions, slot_mapping, block_tables, context_lens, query_start, sample_index;
   // Adapter slot of each sequence, kNoAdapter for none; empty: no sequence has one.
   std::vector<int32_t> adapter_slots{};
+  // Of a recurrent model, kStateFields for each sequence: the slot of its states; a number of tokens, behind which they
+  // are also written to another slot, or 0; that slot. Else empty.
+  std::vector<int32_t> state_slots{};
 };
 
 // A StepBatch as plain pointers, so that callers can keep their own storage.
@@ -24,6 +27,7 @@ struct BatchView {
   uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
   const int32_t *input_ids, *positions, *slot_mapping, *block_tables, *context_lens, *query_start, *sample_index;
   const int32_t* adapter_slots = nullptr;  // NULL: no sequence has an adapter
+  const int32_t* state_slots = nullptr;  // NULL: the model is not recurrent
 };
 
 // Valid as long as the batch does not change.
@@ -40,7 +44,8 @@ inline BatchView ViewOf(const StepBatch& b) {
           b.context_lens.data(),
           b.query_start.data(),
           b.sample_index.data(),
-          b.adapter_slots.empty() ? nullptr : b.adapter_slots.data()};
+          b.adapter_slots.empty() ? nullptr : b.adapter_slots.data(),
+          b.state_slots.empty() ? nullptr : b.state_slots.data()};
 }
 
 // Writes the block tables in the form that a graph reads. Returns block_table_stride: the blocks of a token's sequence
@@ -52,7 +57,8 @@ Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens,
                    uint32_t num_samples, uint32_t block_table_stride);
 // Whether the lengths of the arrays match the counts.
 Status CheckSizes(const StepBatch& batch);
-// Whether all indices used by kernels are in range: counts, ids, positions, slots, blocks of a pool of num_blocks.
-Status CheckBatch(const ModelShape& model, uint32_t num_blocks, const BatchView& batch);
+// Whether all indices used by kernels are in range: counts, ids, positions, slots, blocks of a pool of num_blocks, slots
+// of num_states states. Only the dummy slot 0 may be that of several sequences.
+Status CheckBatch(const ModelShape& model, uint32_t num_blocks, uint32_t num_states, const BatchView& batch);
 
 }  // namespace llmc

@@ -36,6 +36,8 @@ bool CutBatch(const BatchView& b, uint32_t cut, BatchParts* out) {
   out->second.block_tables += uint64_t{seq} * b.block_table_stride;
   out->second.context_lens += seq;
   if (b.adapter_slots != nullptr) out->second.adapter_slots += seq;
+  // Kernels see by the positions in which part a state is to be kept.
+  if (b.state_slots != nullptr) out->second.state_slots += uint64_t{seq} * kStateFields;
   out->second_starts.assign(b.query_start + seq, starts_end);
   for (int32_t& start : out->second_starts) start = std::max(0, start - row);
   out->second_samples.assign(b.sample_index + num_samples, samples_end);

@@ -60,6 +60,8 @@ class Device {
   virtual const ModelShape& model() const = 0;
   // KV blocks of the pool, with the dummy block 0.
   virtual uint32_t num_blocks() const = 0;
+  // Slots for the states of sequences of a recurrent model, with the dummy slot 0; else 0.
+  virtual uint32_t num_states() const { return 0; }
   // Takes over the graphs that `artifact` has beyond those of this device, which must be equal, in three parts.
   // NewGraphsOf and Adopt are quick and run between two steps; Prepare runs in between. One at a time.
   virtual Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) {
@@ -151,17 +153,23 @@ class Device {
     LLMC_RETURN_IF_ERROR(Enqueue(batch, &fence));
     return Wait(fence, logits);
   }
-  // Copies one KV block of every layer (copy-on-write), behind all earlier work.
+  // Copies one KV block of every layer with keys and values (copy-on-write), behind all earlier work.
   virtual Status CopyBlock(uint32_t from, uint32_t to) = 0;
+  // Copies a slot of states, of every layer that has one, behind all earlier work.
+  virtual Status CopyState(uint32_t from, uint32_t to) {
+    static_cast<void>(from), static_cast<void>(to);
+    return Status::Error(LLMC_ERR_INTERNAL, "This device keeps no states.");
+  }
 
-  // Waits for the copies of blocks so far. To be called where no step follows them, whose fence would tell that they
+  // Waits for the copies of blocks and states so far. To be called where no step follows them, whose fence would tell that they
   // failed.
   virtual Status AwaitCopies() { return Status::Ok(); }
 
-  // Allocates swap space for blocks in the host's memory. Call once, before any step. *ns: time of saving and loading a
-  // block.
-  virtual Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
-    static_cast<void>(num_places), static_cast<void>(ns);
+  // Allocates swap space in the host's memory: places for blocks, and others for states. Call once, before any step.
+  // *ns: time of saving and loading a block. *state_ns: of a slot of states, 0 without.
+  virtual Status OpenSwapSpace(uint32_t num_places, uint32_t num_state_places, uint64_t* ns, uint64_t* state_ns) {
+    static_cast<void>(num_places), static_cast<void>(num_state_places), static_cast<void>(ns);
+    static_cast<void>(state_ns);
     return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
                          "This device's KV blocks are in the host's memory already; leave the swap space out.");
   }
@@ -174,6 +182,15 @@ class Device {
     static_cast<void>(block), static_cast<void>(place);
     return Status::Error(LLMC_ERR_INTERNAL, "This device has no swap space.");
   }
+  // The same for a slot of states and a place for them.
+  virtual Status SaveState(uint32_t slot, uint32_t place) {
+    static_cast<void>(slot), static_cast<void>(place);
+    return Status::Error(LLMC_ERR_INTERNAL, "This device has no swap space for states.");
+  }
+  virtual Status LoadState(uint32_t place, uint32_t slot) {
+    static_cast<void>(slot), static_cast<void>(place);
+    return Status::Error(LLMC_ERR_INTERNAL, "This device has no swap space for states.");
+  }
 
   // Copy the KV of one block of every layer to host memory and back, behind all earlier work; done when they return.
   // Layer after layer, K before V: kv_block_bytes of the model. Cached blocks go to other engines this way.
@@ -184,6 +201,15 @@ class Device {
   virtual Status WriteBlock(uint32_t block, const unsigned char* from) {
     static_cast<void>(block), static_cast<void>(from);
     return Status::Invalid("This device takes no KV blocks; let each engine compute its prompts.");
+  }
+  // The same for a slot of states: state_bytes of the model, of layers with one.
+  virtual Status ReadState(uint32_t slot, unsigned char* out) {
+    static_cast<void>(slot), static_cast<void>(out);
+    return Status::Invalid("This device hands over no states; let each engine compute its prompts.");
+  }
+  virtual Status WriteState(uint32_t slot, const unsigned char* from) {
+    static_cast<void>(slot), static_cast<void>(from);
+    return Status::Invalid("This device takes no states; let each engine compute its prompts.");
   }
 
   // For the warm-up, while nothing runs. Allocates the memory that this step uses now; its contents stay.

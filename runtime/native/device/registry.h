@@ -16,6 +16,7 @@ namespace llmc {
 
 struct LoadOptions {
   uint32_t num_blocks = 0;  // of the KV pool, with the dummy block
+  uint32_t num_states = 0;  // slots of states, with the dummy slot; 0: the model is not recurrent
   // Steps will be timed one by one: each runs on all resources of the device, even if other programs are busy.
   bool timed = false;
   // A device of the same kind with which it takes turns, and whose threads it may use. NULL: none.

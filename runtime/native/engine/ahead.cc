@@ -61,7 +61,7 @@ void Engine::FillDrawn(EngineStep* step) const {
 // its sequences end with these tokens, the step is in vain. A lost step runs again, which a state does not allow.
 Status Engine::ChainAhead(bool* chained) {
   *chained = false;
-  if (device_->overlap() != Overlap::kChained || model_.recurrent || !Undisturbed()) return Status::Ok();
+  if (device_->overlap() != Overlap::kChained || model_.recurrent() || !Undisturbed()) return Status::Ok();
   LLMC_RETURN_IF_ERROR(device_->Chain(step_.tasks, ahead_.batch, ahead_.drawn, &ahead_.fence, chained));
   if (!*chained) return Status::Ok();
   ahead_.on_its_way = ahead_.launched = true;

@@ -20,13 +20,14 @@ Status Broken(std::string what, uint64_t block) {
 
 }  // namespace
 
-BlockManager::BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix_cache)
+BlockManager::BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix_cache, uint32_t num_states)
     : num_blocks_(std::max(num_blocks, 1u)),
       block_size_(block_size),
       prefix_cache_(prefix_cache),
       ref_(num_blocks_),
       next_free_(num_blocks_),
-      prev_free_(num_blocks_) {
+      prev_free_(num_blocks_),
+      states_(num_states, num_blocks_) {
   if (prefix_cache_) {
     uint32_t buckets = 16;
     while (buckets < num_blocks_ && buckets < (1u << 31)) buckets *= 2;
@@ -48,6 +49,7 @@ void BlockManager::Clear() noexcept {
   std::fill(id_.begin(), id_.end(), 0);
   std::fill(parent_id_.begin(), parent_id_.end(), 0);
   for (uint32_t b = 1; b < num_blocks_; ++b) ListInsertAfter(prev_free_[0], b);
+  states_.Clear();
 }
 
 void BlockManager::ListInsertAfter(uint32_t at, uint32_t block) {
@@ -81,6 +83,7 @@ void BlockManager::Acquire(uint32_t block) {
 
 void BlockManager::Release(uint32_t block) {
   if (--ref_[block] > 0) return;
+  if (id_[block] == 0) states_.Drop(block);
   // Blocks without cached contents are reused first; cached ones wait at the back in the order they were freed.
   ListInsertAfter(id_[block] == 0 ? 0 : prev_free_[0], block);
 }
@@ -114,6 +117,12 @@ void BlockManager::Lookup(uint64_t root, const int32_t* tokens, uint32_t max_blo
   }
 }
 
+void BlockManager::CutToState(uint64_t root, std::vector<uint32_t>* blocks, uint64_t* id) const {
+  if (!states_.any()) return;
+  while (!blocks->empty() && states_.of(blocks->back()) == 0) blocks->pop_back();
+  *id = blocks->empty() ? root : id_[blocks->back()];
+}
+
 BlockManager::Place BlockManager::Touch(const int32_t* tokens, uint32_t max_blocks) {
   Place place;
   std::vector<uint32_t> chain;
@@ -130,10 +139,15 @@ BlockManager::Place BlockManager::Touch(const int32_t* tokens, uint32_t max_bloc
   return place;
 }
 
-uint64_t BlockManager::Register(uint32_t block, uint64_t parent_id, const int32_t* tokens) {
+uint64_t BlockManager::Register(uint32_t block, uint64_t parent_id, const int32_t* tokens, bool with_state) {
   if (!prefix_cache_) return kRoot;
-  if (id_[block] != 0) return id_[block];
-  if (uint32_t same = Find(parent_id, tokens)) return id_[same];
+  const uint32_t same = id_[block] != 0 ? block : Find(parent_id, tokens);
+  if (with_state) {
+    states_.Keep(block, same != 0 ? same : block);
+  } else if (same != block) {
+    states_.Drop(block);  // promised by a step that never ran
+  }
+  if (same != 0) return id_[same];
   std::memcpy(&tokens_[static_cast<size_t>(block) * block_size_], tokens, block_size_ * sizeof(int32_t));
   id_[block] = next_id_++;
   parent_id_[block] = parent_id;
@@ -150,6 +164,7 @@ void BlockManager::Unregister(uint32_t block) {
   *link = next_cached_[block];
   next_cached_[block] = 0;
   id_[block] = parent_id_[block] = 0;
+  states_.Drop(block);
   --num_cached_;
 }
 
@@ -162,7 +177,8 @@ void BlockManager::Forget(uint32_t block) {
   ListInsertAfter(0, block);
 }
 
-Status BlockManager::CheckIntegrity(const std::vector<uint32_t>& expected_refs) const {
+Status BlockManager::CheckIntegrity(const std::vector<uint32_t>& expected_refs,
+                                    const std::vector<uint32_t>& taken) const {
   if (ref_[0] != 0 || id_[0] != 0) return Broken("the dummy block is in use", 0);
   uint32_t zero = 0, cached = 0;
   for (uint32_t b = 1; b < num_blocks_; ++b) {
@@ -192,7 +208,7 @@ Status BlockManager::CheckIntegrity(const std::vector<uint32_t>& expected_refs) 
     }
   }
   if (indexed != cached || cached != num_cached_) return Broken("the prefix index misses cached blocks", indexed);
-  return Status::Ok();
+  return states_.CheckIntegrity(taken);
 }
 
 }  // namespace llmc

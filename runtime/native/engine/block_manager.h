@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "engine/state_slots.h"
 
 namespace llmc {
 
@@ -29,7 +30,12 @@ class BlockManager {
   // are never reused.
   static constexpr uint64_t RootOf(uint64_t adapter) { return uint64_t{1} << 63 | adapter; }
 
-  BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix_cache);
+  // num_states: slots of states, with the dummy slot, of a recurrent model; else 0.
+  BlockManager(uint32_t num_blocks, uint32_t block_size, bool prefix_cache, uint32_t num_states = 0);
+
+  // Slots of a recurrent model. A cached block may have one, which is given back when the block leaves the cache.
+  StateSlots& states() { return states_; }
+  const StateSlots& states() const { return states_; }
 
   uint32_t block_size() const { return block_size_; }
   bool prefix_cache() const { return prefix_cache_; }
@@ -51,9 +57,12 @@ class BlockManager {
   // *id becomes the id of the last block found (root when none).
   void Lookup(uint64_t root, const int32_t* tokens, uint32_t max_blocks, std::vector<uint32_t>* blocks,
               uint64_t* id) const;
+  // Of a recurrent model: takes away blocks from the end of a chain found by Lookup until the last one has a state. *id
+  // becomes that block's id.
+  void CutToState(uint64_t root, std::vector<uint32_t>* blocks, uint64_t* id) const;
   // Enters a computed full block into the cache. Returns the id that its children must name as their parent: an
-  // existing id if the same content is cached already.
-  uint64_t Register(uint32_t block, uint64_t parent_id, const int32_t* tokens);
+  // existing id if the same content is cached already. with_state: a step has written its promised state, which is kept.
+  uint64_t Register(uint32_t block, uint64_t parent_id, const int32_t* tokens, bool with_state = false);
 
   // Finds the end of a text's cached chain, at most max_blocks, and marks its blocks as used.
   Place Touch(const int32_t* tokens, uint32_t max_blocks);
@@ -63,8 +72,8 @@ class BlockManager {
   // Removes a block from the cache: lookups no longer find it or its successors. References to it stay valid.
   void Forget(uint32_t block);
 
-  // expected_refs[b]: references that the caller's block tables hold to block b.
-  Status CheckIntegrity(const std::vector<uint32_t>& expected_refs) const;
+  // expected_refs[b]: references that the caller's block tables hold to block b. taken: slots of states of sequences.
+  Status CheckIntegrity(const std::vector<uint32_t>& expected_refs, const std::vector<uint32_t>& taken = {}) const;
 
  private:
   uint32_t Bucket(uint64_t parent_id, const int32_t* tokens) const;
@@ -87,6 +96,7 @@ class BlockManager {
   std::vector<uint32_t> heads_, next_cached_;
   std::vector<uint64_t> id_, parent_id_;  // id 0: not cached
   std::vector<int32_t> tokens_;  // [num_blocks][block_size] of cached blocks
+  StateSlots states_;
 };
 
 }  // namespace llmc

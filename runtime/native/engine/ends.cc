@@ -96,6 +96,7 @@ void Engine::FailSteps(const Status& why, EngineStep* begun) {
   std::vector<Request*> failed;
   const auto add = [&](const EngineStep& step) {
     for (const StepItem& item : step.plan.items) failed.push_back(item.sequence->request);
+    scheduler_.AddCopied(step.plan, &failed);
     scheduler_.ForgetSaves(step.plan);
   };
   if (goes_on) {

@@ -33,6 +33,9 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
   if (device->num_blocks() < 2 || static_cast<uint64_t>(device->num_blocks() - 1) * model.block_size < 2) {
     return Status::Invalid("The KV pool has no block besides the dummy block; raise kv_bytes or num_blocks.");
   }
+  if (model.recurrent() && device->num_states() < 2) {
+    return Status::Invalid("The pool of states has no slot besides the dummy slot; raise kv_bytes or num_states.");
+  }
   std::unique_ptr<DraftModel> drafts;
   if (draft != nullptr) LLMC_RETURN_IF_ERROR(DraftModel::Create(std::move(draft), model, &drafts));
   std::unique_ptr<Engine> made(new Engine(std::move(device), options, std::move(drafts)));
@@ -42,7 +45,7 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
 }
 
 Status Engine::CheckGuesses(const ModelShape& model, uint32_t speculate_tokens) {
-  if (!model.recurrent || speculate_tokens == 0) return Status::Ok();
+  if (!model.recurrent() || speculate_tokens == 0) return Status::Ok();
   return Status::Invalid("speculate_tokens is " + std::to_string(speculate_tokens) +
                          " but layers of this model have a state, which no guess can be taken back from; leave "
                          "speculation out.");
@@ -64,11 +67,12 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options, std
       max_length_(static_cast<uint32_t>(std::min<uint64_t>(
           model_.max_model_len, static_cast<uint64_t>(device_->num_blocks() - 1) * model_.block_size))),
       blocks_(device_->num_blocks(), static_cast<uint32_t>(model_.block_size),
-              options.prefix_cache && !model_.whole_prompts),
+              options.prefix_cache && !model_.whole_prompts, device_->num_states()),
       scheduler_(model_,
                  {options.max_num_seqs ? options.max_num_seqs : static_cast<uint32_t>(model_.max_num_seqs),
                   options.max_tokens_per_step, options.miss_policy, StepsInFlight(*device_, options),
-                  options.priority_patience ? options.priority_patience : SchedulerOptions::kDefaultPatience},
+                  options.priority_patience ? options.priority_patience : SchedulerOptions::kDefaultPatience,
+                  options.keep_states_every},
                  &blocks_),
       host_sampler_(*device_),
       speculator_(options.speculate_tokens, options.speculate_always, std::move(draft), device_->made_up_guess()),
@@ -81,14 +85,21 @@ Engine::Engine(std::unique_ptr<Device> device, const EngineOptions& options, std
 }
 
 Status Engine::OpenSwapSpace() {
-  const uint64_t bytes = std::max<uint64_t>(model_.kv_block_bytes, 1);
-  const uint64_t places = std::min<uint64_t>(options_.swap_bytes / bytes, UINT32_MAX);
-  if (places == 0) {
-    return Status::Invalid("swap_bytes is " + std::to_string(options_.swap_bytes) + " but a KV block has " +
-                           std::to_string(bytes) + " bytes; raise it, or leave it out.");
+  const uint64_t bytes = std::max<uint64_t>(model_.kv_block_bytes, 1), least = bytes + model_.state_bytes;
+  if (options_.swap_bytes < least) {
+    return Status::Invalid("swap_bytes is " + std::to_string(options_.swap_bytes) + " but a KV block" +
+                           (model_.recurrent() ? " and a sequence's states have " : " has ") + std::to_string(least) +
+                           " bytes; raise it, or leave it out.");
   }
-  LLMC_RETURN_IF_ERROR(device_->OpenSwapSpace(static_cast<uint32_t>(places), &swap_block_ns_));
-  scheduler_.swap()->Open(static_cast<uint32_t>(places), options_.swap_always);
+  // Half of it is for states, as far as so many sequences can wait.
+  const uint64_t most = 4 * uint64_t{options_.max_num_seqs ? options_.max_num_seqs : model_.max_num_seqs};
+  const uint64_t states =
+      model_.recurrent() ? std::clamp<uint64_t>(options_.swap_bytes / 2 / model_.state_bytes, 1, most) : 0;
+  const auto places = static_cast<uint32_t>(
+      std::min<uint64_t>((options_.swap_bytes - states * model_.state_bytes) / bytes, UINT32_MAX));
+  LLMC_RETURN_IF_ERROR(
+      device_->OpenSwapSpace(places, static_cast<uint32_t>(states), &swap_costs_.block, &swap_costs_.state));
+  scheduler_.swap()->Open(places, static_cast<uint32_t>(states), options_.swap_always);
   return Status::Ok();
 }
 
@@ -191,7 +202,7 @@ Status Engine::BeginStep(EngineStep* step, bool* run) {
     status = speculator_.Plan(&scheduler_, &step->plan);
   }
   const StepPlan& plan = step->plan;
-  if (!*run && plan.copies.empty() && plan.saves.empty() && plan.loads.empty()) return status;
+  if (!*run && plan.copies_nothing()) return status;
   Prepare(step);
   if (*run && status.ok()) status = device_->BeforeStep();
   const uint64_t replay = MonotonicNs();
@@ -206,10 +217,17 @@ Status Engine::BeginStep(EngineStep* step, bool* run) {
 }
 
 Status Engine::CopyBlocks(const StepPlan& plan) {
-  for (const StepPlan::Copy& save : plan.saves) LLMC_RETURN_IF_ERROR(device_->SaveBlock(save.from, save.to));
-  for (const StepPlan::Copy& copy : plan.copies) LLMC_RETURN_IF_ERROR(device_->CopyBlock(copy.from, copy.to));
-  for (const StepPlan::Copy& load : plan.loads) LLMC_RETURN_IF_ERROR(device_->LoadBlock(load.from, load.to));
-  return Status::Ok();
+  using Copies = std::vector<StepPlan::Copy>;
+  const auto all = [this](const Copies& copies, Status (Device::*copy)(uint32_t, uint32_t)) {
+    for (const StepPlan::Copy& one : copies) LLMC_RETURN_IF_ERROR(((*device_).*copy)(one.from, one.to));
+    return Status::Ok();
+  };
+  LLMC_RETURN_IF_ERROR(all(plan.saves, &Device::SaveBlock));
+  LLMC_RETURN_IF_ERROR(all(plan.state_saves, &Device::SaveState));
+  LLMC_RETURN_IF_ERROR(all(plan.copies, &Device::CopyBlock));
+  LLMC_RETURN_IF_ERROR(all(plan.state_copies, &Device::CopyState));
+  LLMC_RETURN_IF_ERROR(all(plan.loads, &Device::LoadBlock));
+  return all(plan.state_loads, &Device::LoadState);
 }
 
 Status Engine::Enqueue(EngineStep* step) {
@@ -309,8 +327,8 @@ void Engine::TakeInbox(uint64_t now) {
 void Engine::CountPrefill() {
   if (!step_.plan.prefill || !scheduler_.swap()->open()) return;
   const uint64_t ns = replay_ns_ / std::max(step_.plan.load.tokens, 1u);
-  token_ns_ = token_ns_ == 0 ? ns : (7 * token_ns_ + ns) / 8;
-  scheduler_.swap()->SetCosts(swap_block_ns_, token_ns_);
+  swap_costs_.token = swap_costs_.token == 0 ? ns : (7 * swap_costs_.token + ns) / 8;
+  scheduler_.swap()->SetCosts(swap_costs_);
 }
 
 void Engine::MarkPreempted(const EngineStep& step) {

@@ -50,6 +50,7 @@ struct EngineOptions {
   uint32_t max_waiting = 0;  // 0: 65536
   uint32_t max_tokens_per_step = 0;  // 0: the largest prefill graph
   bool prefix_cache = true;
+  uint32_t keep_states_every = SchedulerOptions::kKeepEvery;  // tokens, of a recurrent model
   uint64_t swap_bytes = 0;  // host memory for blocks of preempted sequences
   bool swap_always = false;  // also where recomputing them is cheaper
   MissPolicy miss_policy = MissPolicy::kLarger;
@@ -83,7 +84,7 @@ class Engine {
   Status GetGuesses(uint64_t id, uint32_t output_index, int32_t* tokens, uint64_t capacity, uint64_t* count) const;
   // Whether blocks can be handed over, which the calls below require.
   Status CheckHandOver() const;
-  // Leading whole blocks of a text that are cached.
+  // Leading whole blocks of a text that are cached; of a recurrent model, up to the last one with a state.
   uint64_t CountBlocks(const HandedText& text) const;
   // Cached blocks of a text from first_block on, as HandedBlocks without checksums, at most `capacity` bytes.
   Status ExportBlocks(HandedText* text, uint64_t first_block, unsigned char* out, uint64_t capacity,
@@ -222,6 +223,7 @@ class Engine {
 
   // hand_over.cc
   uint32_t MostBlocks(const HandedText& text) const;
+  Status ImportStates(uint32_t block, uint64_t parent, const int32_t* tokens, const unsigned char* states);
   bool FindNext(HandedText* text, uint64_t first_block, uint32_t most, std::vector<uint32_t>* found, uint64_t* id);
 
   // warm_up.cc
@@ -253,7 +255,7 @@ class Engine {
     std::vector<int32_t> offered;
   };
   std::vector<MaskUpdate> mask_updates_;
-  uint64_t swap_block_ns_ = 0, token_ns_ = 0;
+  SwapCosts swap_costs_;
   uint64_t replay_ns_ = 0;  // duration of the last step's replay, but for the time before the step before had ended
   uint64_t landed_ns_ = 0;  // end of the last step
   ReplayTime replay_time_;

@@ -78,7 +78,8 @@ bool Scheduler::ChooseVictims(const Sequence& s, const StepLoad& claimed, const 
         std::count_if(chosen_.begin(), chosen_.end(), [](const Sequence* r) { return !Parked(*r); }));
     const bool no_seat = busy + claimed.seqs >= all_seats_ || (decodes && !DecodesFit(chosen_, coming));
     const bool no_blocks = free < need + (chosen_.empty() ? 0 : watermark_);
-    const bool crowded = chosen_.size() + claimed.seqs >= most_running_;
+    const bool no_slot = recurrent_ && states().num_available() + victims_.size() <= claimed.seqs;
+    const bool crowded = chosen_.size() + claimed.seqs >= most_running_ || no_slot;
     if (!no_seat && !no_blocks && !crowded) {
       awaits_landing_ = in_flight;
       return !in_flight;

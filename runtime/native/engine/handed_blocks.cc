@@ -1,5 +1,6 @@
 #include "engine/handed_blocks.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -9,7 +10,7 @@
 namespace llmc {
 namespace {
 
-constexpr char kMagic[8] = {'L', 'L', 'M', 'C', 'K', 'V', '0', '1'};
+constexpr char kMagic[8] = {'L', 'L', 'M', 'C', 'K', 'V', '0', '2'};
 
 struct HandedHeader {
   char magic[8];
@@ -17,7 +18,7 @@ struct HandedHeader {
   uint64_t identity, block_bytes;
   uint32_t first_block, num_blocks;
   int32_t kv_dtype;
-  uint32_t num_layers, reserved[3], crc32;
+  uint32_t num_layers, has_state, reserved[2], crc32;
 };
 static_assert(sizeof(HandedHeader) == HandedBlocks::kHeaderBytes, "the header has no gaps");
 
@@ -67,15 +68,21 @@ Status ReadHeader(const ModelShape& model, const void* data, uint64_t bytes, Han
   if (h.crc32 != HeaderCrc(h)) return Damaged("the checksum of the header is wrong");
   LLMC_RETURN_IF_ERROR(CheckFormat(model, h));
   const uint64_t record_bytes = HandedBlocks::RecordBytes(model);
-  if ((bytes - sizeof(h)) % record_bytes != 0 || (bytes - sizeof(h)) / record_bytes != h.num_blocks) {
-    return Damaged("there are " + std::to_string(bytes) + " bytes for " + std::to_string(h.num_blocks) + " blocks");
+  const uint64_t state_bytes = h.has_state != 0 ? HandedBlocks::StateRecordBytes(model) : 0;
+  const uint64_t blocks_bytes = bytes - sizeof(h) - std::min(bytes - sizeof(h), state_bytes);
+  if (h.has_state > 1 || bytes - sizeof(h) < state_bytes || blocks_bytes % record_bytes != 0 ||
+      blocks_bytes / record_bytes != h.num_blocks) {
+    return Damaged("there are " + std::to_string(bytes) + " bytes for " + std::to_string(h.num_blocks) + " blocks" +
+                   (h.has_state != 0 ? " and states" : ""));
   }
+  if (h.has_state != 0 && !model.recurrent()) return Damaged("there are states, which this model has none of");
   return Status::Ok();
 }
 
 }  // namespace
 
-void HandedBlocks::WriteHeader(const ModelShape& model, uint32_t first_block, uint32_t num_blocks, unsigned char* out) {
+void HandedBlocks::WriteHeader(const ModelShape& model, uint32_t first_block, uint32_t num_blocks, bool has_state,
+                               unsigned char* out) {
   HandedHeader h{};
   std::memcpy(h.magic, kMagic, sizeof(kMagic));
   h.header_bytes = sizeof(h);
@@ -86,6 +93,7 @@ void HandedBlocks::WriteHeader(const ModelShape& model, uint32_t first_block, ui
   h.num_blocks = num_blocks;
   h.kv_dtype = model.kv_dtype;
   h.num_layers = static_cast<uint32_t>(model.num_layers);
+  h.has_state = has_state ? 1 : 0;
   h.crc32 = HeaderCrc(h);
   std::memcpy(out, &h, sizeof(h));
 }
@@ -96,6 +104,11 @@ unsigned char* HandedBlocks::BeginRecord(const ModelShape& model, const int32_t*
   return record + (RecordBytes(model) - model.kv_block_bytes);
 }
 
+unsigned char* HandedBlocks::BeginState(unsigned char* record) {
+  std::memset(record, 0, 8);
+  return record + 8;
+}
+
 Status HandedBlocks::Seal(const ModelShape& model, void* data, uint64_t bytes) {
   HandedHeader h{};
   LLMC_RETURN_IF_ERROR(ReadHeader(model, data, bytes, &h));
@@ -103,6 +116,10 @@ Status HandedBlocks::Seal(const ModelShape& model, void* data, uint64_t bytes) {
   unsigned char* record = static_cast<unsigned char*>(data) + sizeof(h);
   for (uint32_t i = 0; i < h.num_blocks; ++i, record += record_bytes) {
     const uint32_t crc = RecordCrc(record, record_bytes);
+    std::memcpy(record, &crc, sizeof(crc));
+  }
+  if (h.has_state != 0) {
+    const uint32_t crc = RecordCrc(record, StateRecordBytes(model));
     std::memcpy(record, &crc, sizeof(crc));
   }
   return Status::Ok();
@@ -122,6 +139,7 @@ Status HandedBlocks::Read(const ModelShape& model, const int32_t* tokens, uint64
   out->num_blocks_ = h.num_blocks;
   out->record_bytes_ = RecordBytes(model);
   out->kv_offset_ = out->record_bytes_ - model.kv_block_bytes;
+  out->state_record_bytes_ = h.has_state != 0 ? StateRecordBytes(model) : 0;
   out->records_ = static_cast<const unsigned char*>(data) + sizeof(h);
   for (uint32_t i = 0; i < h.num_blocks; ++i) {
     const int32_t* wanted = tokens + (h.first_block + uint64_t{i}) * block_size;
@@ -140,6 +158,11 @@ Status HandedBlocks::Check() const {
     if (crc != RecordCrc(record(i), record_bytes_)) {
       return Damaged("the checksum of block " + std::to_string(first_block_ + i) + " is wrong");
     }
+  }
+  if (state_record_bytes_ > 0) {
+    uint32_t crc = 0;
+    std::memcpy(&crc, record(num_blocks_), sizeof(crc));
+    if (crc != RecordCrc(record(num_blocks_), state_record_bytes_)) return Damaged("the checksum of states is wrong");
   }
   return Status::Ok();
 }

@@ -52,6 +52,7 @@ bool Scheduler::PlanAhead(Continues (*how)(const Sequence&), StepPlan* plan) {
     ready_.push_back(s);
   }
   if (ready_.empty() || ready_.size() > options_.max_num_seqs || new_blocks > blocks_->num_free()) return false;
+  if (!state_copies_.empty()) return false;  // this plan may be dropped
   // Sequences that are certain to end free a seat and blocks, which waiting ones should get first.
   if (!waiting_.empty() && ready_.size() < running_.size()) return false;
   const int graph = ladder_.Choose(load, kDecodePhases);
@@ -62,6 +63,7 @@ bool Scheduler::PlanAhead(Continues (*how)(const Sequence&), StepPlan* plan) {
     const uint32_t position = s->num_computed + s->in_flight;
     if (BlocksFor(position + 1) > s->blocks.size()) s->blocks.push_back(blocks_->Allocate());
     plan->items.push_back({s, position, 1, true, s->num_scored, 0});
+    KeepStates(&plan->items.back());
     s->last_step = step_;
   }
   plan->load = load;

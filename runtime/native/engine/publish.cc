@@ -134,6 +134,9 @@ void Engine::Publish(bool stepped, bool progressed) {
   c.num_blocks = blocks_.num_usable();
   c.num_free_blocks = blocks_.num_free();
   c.num_cached_blocks = blocks_.num_cached();
+  c.num_states = blocks_.states().num_usable();
+  c.num_free_states = blocks_.states().num_free();
+  c.num_kept_states = blocks_.states().num_kept();
   device_->GetStats(&new_device_stats_);
   if (const DraftModel* draft = speculator_.draft(); draft != nullptr) {
     c.num_draft_blocks = draft->num_blocks();

@@ -21,9 +21,11 @@ Scheduler::Scheduler(const ModelShape& model, const SchedulerOptions& options, B
     : ladder_(model),
       gives_vectors_(model.vector_width > 0),
       whole_prompts_(model.whole_prompts),
+      recurrent_(model.recurrent()),
       options_(options),
       blocks_(blocks),
       block_size_(blocks->block_size()),
+      keep_every_((options.keep_every + block_size_ - 1) / block_size_ * block_size_),
       all_seats_(options.max_num_seqs * options.steps_in_flight),
       most_running_(static_cast<size_t>(kSequencesPerSeat) * all_seats_),
       watermark_(std::max(1u, blocks->num_usable() / 100)) {
@@ -90,12 +92,18 @@ void Scheduler::Fork(const Sequence& parent, Sequence* child) {
   child->num_registered = parent.num_registered;
   child->parent_id = parent.parent_id;
   for (uint32_t b : child->blocks) blocks_->Acquire(b);
+  if (recurrent_) {
+    child->state_slot = states().Take();
+    CopyStates(parent.state_slot, child->state_slot);
+  }
   InsertRunning(child);
 }
 
 void Scheduler::ReleaseBlocks(Sequence* s) {
   for (size_t i = s->blocks.size(); i-- > 0;) blocks_->Release(s->blocks[i]);
   s->blocks.clear();
+  if (s->state_slot != 0) states().GiveBack(s->state_slot);
+  s->state_slot = 0;
   s->num_computed = s->num_registered = 0;
   s->parent_id = s->root_id;
 }
@@ -105,7 +113,8 @@ void Scheduler::Forget(const Sequence& s) {
 }
 
 void Scheduler::ForgetSaved(Sequence* s) {
-  swap_.GiveBack(&s->saved);
+  swap_.blocks.GiveBack(&s->saved);
+  swap_.states.GiveBack(&s->saved_state);
   s->num_saved = 0;
 }
 
@@ -142,6 +151,7 @@ void Scheduler::Clear() noexcept {
   waiting_.clear();
   running_.clear();
   leaving_.clear();
+  state_copies_.clear();
   num_unstarted_ = num_promoted_ = 0;
   blocks_->Clear();
   swap_.Clear();
@@ -151,10 +161,17 @@ void Scheduler::Clear() noexcept {
 void Scheduler::Preempt(Sequence* s) {
   preempted_->push_back(s);
   const uint32_t used = BlocksFor(s->num_computed);
-  if (!s->scoring() && swap_.Pays(used, s->num_computed)) {
+  // Saves come before copies: states that are to be copied first are not there yet.
+  const bool stands = std::none_of(state_copies_.begin(), state_copies_.end(),
+                                   [s](const StepPlan::Copy& copy) { return copy.to == s->state_slot; });
+  if (!s->scoring() && stands && swap_.Pays(used, recurrent_, s->num_computed)) {
     for (uint32_t i = 0; i < used; ++i) {
-      s->saved.push_back(swap_.Take());
+      s->saved.push_back(swap_.blocks.Take());
       saves_->push_back({s->blocks[i], s->saved.back()});
+    }
+    if (recurrent_) {
+      s->saved_state.push_back(swap_.states.Take());
+      state_saves_->push_back({s->state_slot, s->saved_state.back()});
     }
     s->num_saved = s->num_computed;
   }
@@ -217,13 +234,20 @@ void Scheduler::NewPlan(StepPlan* plan) {
            std::move(plan->saves),
            std::move(plan->copies),
            std::move(plan->loads),
+           std::move(plan->state_saves),
+           std::move(plan->state_copies),
+           std::move(plan->state_loads),
            std::move(plan->preempted),
            {},
            std::move(plan->misses)};
   plan->items.clear();
-  for (std::vector<StepPlan::Copy>* copies : {&plan->saves, &plan->copies, &plan->loads}) copies->clear();
+  for (std::vector<StepPlan::Copy>* copies :
+       {&plan->saves, &plan->copies, &plan->loads, &plan->state_saves, &plan->state_copies, &plan->state_loads}) {
+    copies->clear();
+  }
   swap_.NextStep();
   saves_ = &plan->saves;
+  state_saves_ = &plan->state_saves;
   preempted_ = &plan->preempted;
   plan->preempted.clear();
   plan->misses.clear();
@@ -237,7 +261,12 @@ void Scheduler::Schedule(StepPlan* plan) {
   KeepPatience();
   awaits_landing_ = false;
   MakeWay();
-  if (awaits_landing_) return;
+  if (!awaits_landing_) PlanItems(plan);
+  std::swap(plan->state_copies, state_copies_);
+  if (plan->miss.count > 0) CountMiss(plan->miss);
+}
+
+void Scheduler::PlanItems(StepPlan* plan) {
   TakeSeats();
   const bool has_prefill = !prefills_.empty() || !waiting_.empty();
 
@@ -257,7 +286,6 @@ void Scheduler::Schedule(StepPlan* plan) {
   }
   last_was_prefill_ = plan->prefill;
   if (!plan->items.empty()) ChooseGraph(phases, plan);
-  if (plan->miss.count > 0) CountMiss(plan->miss);
 }
 
 bool Scheduler::HasMore() const {
@@ -299,6 +327,7 @@ void Scheduler::ChooseGraph(PhaseSet phases, StepPlan* plan) const {
 
 void Scheduler::AddItem(Sequence* s, uint32_t count, StepPlan* plan) {
   plan->items.push_back({s, s->num_computed, count, count == s->num_remaining(), s->num_scored, NumScores(*s, count)});
+  KeepStates(&plan->items.back());
   AddToLoad(&plan->load, *s, count);
   s->last_step = step_;
 }
@@ -430,6 +459,8 @@ void Scheduler::FindCached(const Sequence& s, uint64_t* id) {
   // The last token is always computed, and so are tokens to be scored.
   const uint32_t most = (s.scoring() ? s.num_scored : static_cast<uint32_t>(s.tokens.size()) - 1) / block_size_;
   blocks_->Lookup(s.root_id, s.tokens.data(), most, &hits_, id);
+  num_found_ = static_cast<uint32_t>(hits_.size());
+  blocks_->CutToState(s.root_id, &hits_, id);
 }
 
 // The first waiting sequence with something to compute, its cached blocks in hits_; NULL if none. Skips sequences that
@@ -498,6 +529,8 @@ void Scheduler::StartRunning(Sequence* s, uint64_t id, StepPlan* plan) {
   for (uint32_t i = 0; i < need; ++i) s->blocks.push_back(blocks_->Allocate());
   for (size_t i = hits_.size(); i < s->saved.size(); ++i) plan->loads.push_back({s->saved[i], s->blocks[i]});
   s->num_computed = NumKnown(*s);
+  s->branch = num_found_;
+  if (recurrent_) FindStates(s, plan);
   ForgetSaved(s);
   s->num_registered = static_cast<uint32_t>(hits_.size());
   s->parent_id = id;
@@ -516,15 +549,16 @@ uint32_t Scheduler::Commit(const StepPlan& plan) {
     }
     s->num_computed = item.start + item.count - item.num_guesses;
     s->num_scored += item.num_scores;
-    RegisterBlocks(s);
+    RegisterBlocks(s, item.keep_tokens);
   }
   return num_ended;
 }
 
-void Scheduler::RegisterBlocks(Sequence* s) {
+void Scheduler::RegisterBlocks(Sequence* s, uint32_t keep_tokens) {
   for (; (s->num_registered + 1) * block_size_ <= s->num_computed; ++s->num_registered) {
     s->parent_id = blocks_->Register(s->blocks[s->num_registered], s->parent_id,
-                                     &s->tokens[static_cast<size_t>(s->num_registered) * block_size_]);
+                                     &s->tokens[static_cast<size_t>(s->num_registered) * block_size_],
+                                     (s->num_registered + 1) * block_size_ == keep_tokens);
   }
 }
 
@@ -533,23 +567,28 @@ Status Scheduler::CheckIntegrity() const {
     return Status::Error(LLMC_ERR_INTERNAL, "Sequence " + std::to_string(s->output_index) + " of request " +
                                                 std::to_string(s->arrival) + " " + what + ".");
   };
-  std::vector<uint32_t> refs(blocks_->num_usable() + 1);
+  std::vector<uint32_t> refs(blocks_->num_usable() + 1), slots;
   if (running_.size() > most_running_) return broken(running_.back(), "runs beyond what max_num_seqs lets");
   uint32_t unstarted = 0, promoted = 0;
-  size_t saved = 0;
+  size_t saved = 0, saved_states = 0;
   for (const Sequence* s : running_) promoted += s->promoted;
   for (const Sequence* s : waiting_) {
     if (s->state != Sequence::State::kWaiting) return broken(s, "is in the waiting queue in another state");
     if (!s->blocks.empty() || s->num_computed != 0) return broken(s, "waits and holds blocks");
+    if (s->state_slot != 0) return broken(s, "waits and has a slot of states");
+    if (s->saved_state.size() != (recurrent_ && !s->saved.empty() ? 1 : 0)) return broken(s, "has saved other states");
     if (s->saved.size() != BlocksFor(s->num_saved) || s->num_saved > s->tokens.size()) {
       return broken(s, "has saved other blocks than those of its tokens");
     }
     saved += s->saved.size();
+    saved_states += s->saved_state.size();
     unstarted += !s->started;
     promoted += s->promoted;
   }
   if (promoted != num_promoted_) return Status::Error(LLMC_ERR_INTERNAL, "The count of promoted sequences is wrong.");
-  if (saved != swap_.num_used()) return Status::Error(LLMC_ERR_INTERNAL, "The count of saved blocks is wrong.");
+  if (saved != swap_.blocks.num_used() || saved_states != swap_.states.num_used()) {
+    return Status::Error(LLMC_ERR_INTERNAL, "The count of saved blocks or states is wrong.");
+  }
   if (unstarted != num_unstarted_) return Status::Error(LLMC_ERR_INTERNAL, "The count of new sequences is wrong.");
   for (size_t i = 0; i < running_.size(); ++i) {
     const Sequence* s = running_[i];
@@ -559,6 +598,8 @@ Status Scheduler::CheckIntegrity() const {
     if (s->scoring() && s->num_computed > s->num_scored) return broken(s, "has passed prompt tokens without a score");
     if (s->blocks.size() < BlocksFor(s->num_computed)) return broken(s, "has too few blocks");
     if (s->blocks.size() > BlocksFor(static_cast<uint32_t>(s->tokens.size()))) return broken(s, "has too many blocks");
+    if ((s->state_slot != 0) != recurrent_) return broken(s, "runs without a slot of states, or needs none");
+    if (recurrent_) slots.push_back(s->state_slot);
     for (uint32_t b : s->blocks) {
       if (b == 0 || b >= refs.size()) return broken(s, "refers to a block outside the pool");
       ++refs[b];
@@ -567,8 +608,9 @@ Status Scheduler::CheckIntegrity() const {
   for (const Sequence* s : leaving_) {
     if (s->state != Sequence::State::kDone || s->in_flight == 0) return broken(s, "is leaving and no step holds it");
     for (uint32_t b : s->blocks) ++refs[b];
+    if (recurrent_) slots.push_back(s->state_slot);
   }
-  return blocks_->CheckIntegrity(refs);
+  return blocks_->CheckIntegrity(refs, slots);
 }
 
 }  // namespace llmc

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -52,6 +53,12 @@ struct Sequence {
   // While it waits: places of its leading blocks in the swap space, and the number of tokens in them.
   std::vector<uint32_t> saved;
   uint32_t num_saved = 0;
+  // Of a recurrent model: the slot of its states, which are those behind its last token in a launched step; 0: it does
+  // not run. While it waits with saved blocks, their place in the swap space.
+  uint32_t state_slot = 0;
+  std::vector<uint32_t> saved_state;
+  // Leading blocks that were cached at the last admission, with a state or not: there, texts branch off.
+  uint32_t branch = 0;
 
   // Call before it computes anything.
   void SetRoot(uint64_t root) { root_id = parent_id = root; }
@@ -66,6 +73,7 @@ struct StepItem {
   bool sample;  // the last of them is the sequence's last token
   uint32_t first_score, num_scores;  // tokens to score: their logits are wanted, too
   uint32_t num_guesses = 0;  // trailing tokens that are guesses: logits of each, and of the token before, are wanted
+  uint32_t keep_tokens = 0, keep_slot = 0;  // behind so many tokens, the states also go to a slot; 0: they do not
 };
 
 // What a sequence does in the step behind the one in flight.
@@ -103,6 +111,11 @@ struct StepPlan {
   };
   // Copies before the replay, in this order: from blocks to swap space, between blocks, from swap space to blocks.
   std::vector<Copy> saves, copies, loads;
+  std::vector<Copy> state_saves, state_copies, state_loads;  // the same for slots of states
+  bool copies_nothing() const {
+    return saves.empty() && copies.empty() && loads.empty() && state_saves.empty() && state_copies.empty() &&
+           state_loads.empty();
+  }
   std::vector<const Sequence*> preempted;  // sequences preempted for this plan
   BucketMiss miss;  // this step's miss; count 0: none
   std::vector<Sequence*> misses;  // sequences that no graph may run: the engine must fail them
@@ -116,6 +129,10 @@ struct SchedulerOptions {
   uint32_t steps_in_flight = 1;  // most at a time; of several, no two have a sequence in common
   uint32_t patience = kDefaultPatience;  // steps that a request may wait behind higher priorities, see KeepPatience
   static constexpr uint32_t kDefaultPatience = 512;
+  // Tokens between the states that are kept of a long text, of a recurrent model. A kept one is written beside those that
+  // a step writes anyway, so it costs little time but a slot.
+  uint32_t keep_every = kKeepEvery;
+  static constexpr uint32_t kKeepEvery = 256;
 };
 
 class Scheduler {
@@ -153,6 +170,10 @@ class Scheduler {
   void Abandon(const StepPlan& plan) noexcept { TakeBack(plan); }
   // What the plan saved may not have reached the swap space: it is to be computed again.
   void ForgetSaves(const StepPlan& plan) noexcept;
+  // Copies of states that the next plan would have. The caller does them.
+  std::vector<StepPlan::Copy> TakeStateCopies() { return std::exchange(state_copies_, {}); }
+  // Running sequences whose states the plan copies, in the plan or not. They may be wrong if its step failed.
+  void AddCopied(const StepPlan& plan, std::vector<Request*>* requests) const;
   // Drops all sequences and blocks, in whatever state it is, and clears the prefix cache. The sequences may be freed
   // already.
   void Clear() noexcept;
@@ -222,6 +243,7 @@ class Scheduler {
   static constexpr uint64_t kParkedLong = 2;
 
   void NewPlan(StepPlan* plan);
+  void PlanItems(StepPlan* plan);
   void TakeBack(const StepPlan& plan) noexcept;
   bool SomebodyComes();
   // Most tokens of a step with prefill.
@@ -247,7 +269,9 @@ class Scheduler {
   }
   uint32_t NumReady() const;
   // Whether a sequence can be admitted only in place of a parked one.
-  bool Crowded() const { return running_.size() >= most_running_; }
+  bool Crowded() const { return running_.size() >= most_running_ || (recurrent_ && states().num_available() == 0); }
+  StateSlots& states() { return blocks_->states(); }
+  const StateSlots& states() const { return blocks_->states(); }
   Sequence* LongParked() const;
   void TakeSeats();
   void AddItem(Sequence* s, uint32_t count, StepPlan* plan);
@@ -260,7 +284,7 @@ class Scheduler {
   bool ScoresLater(const Sequence& s, const StepPlan& plan);
   Chunk FitChunk(Sequence* s, uint32_t computed, PhaseSet phases, StepPlan* plan);
   void AddChunk(Sequence* s, uint32_t count, StepPlan* plan);
-  // Looks up cached blocks into hits_; *id as in BlockManager::Lookup.
+  // Looks up cached blocks into hits_, up to one with a state where a model is recurrent; *id as in BlockManager::Lookup.
   void FindCached(const Sequence& s, uint64_t* id);
   Sequence* NextWaiting(bool no_held, uint64_t* id);
   bool Admit(PhaseSet phases, StepPlan* plan);
@@ -272,6 +296,13 @@ class Scheduler {
   void StartRunning(Sequence* s, uint64_t id, StepPlan* plan);
   bool EnsureWritable(Sequence* s, StepPlan* plan);
   void Preempt(Sequence* s);
+  // kept_states.cc: states of a recurrent model.
+  void CopyStates(uint32_t from, uint32_t to) {
+    if (from != to) state_copies_.push_back({from, to});
+  }
+  void FindStates(Sequence* s, StepPlan* plan);
+  void KeepStates(StepItem* item);
+  uint32_t TokensToKeep(const Sequence& s, uint32_t start, uint32_t end) const;
   // eviction.cc: priorities.
   void MakeWay();
   bool ChooseVictims(const Sequence& s, const StepLoad& claimed, const StepLoad& coming);
@@ -286,17 +317,19 @@ class Scheduler {
   }
   void ForgetSaved(Sequence* s);
   void ReleaseBlocks(Sequence* s);
-  void RegisterBlocks(Sequence* s);
+  // keep_tokens: behind which a step has kept the states; 0: nowhere.
+  void RegisterBlocks(Sequence* s, uint32_t keep_tokens = 0);
   void InsertRunning(Sequence* s);
 
   GraphLadder ladder_;
-  bool gives_vectors_, whole_prompts_;
+  bool gives_vectors_, whole_prompts_, recurrent_;
   SchedulerOptions options_;
   BlockManager* blocks_;
   SwapSpace swap_;
-  std::vector<StepPlan::Copy>* saves_ = nullptr;  // of the plan in the making
+  std::vector<StepPlan::Copy>*saves_ = nullptr, *state_saves_ = nullptr;  // of the plan in the making
   std::vector<const Sequence*>* preempted_ = nullptr;  // of the plan in the making
-  uint32_t block_size_;
+  std::vector<StepPlan::Copy> state_copies_;  // of forks: for the next plan
+  uint32_t block_size_, keep_every_;
   uint32_t all_seats_;  // of all steps in flight
   size_t most_running_;
   uint32_t watermark_;
@@ -314,6 +347,7 @@ class Scheduler {
   std::vector<Sequence*> leaving_;  // ended sequences whose blocks a step in flight writes to
   std::vector<Sequence*> ready_, decodes_, prefills_, chosen_, victims_;  // scratch of one Schedule
   std::vector<uint32_t> hits_;
+  uint32_t num_found_ = 0;  // of the last lookup: cached blocks, of which hits_ are those up to a state
   std::vector<BucketMiss> bucket_misses_;
   std::vector<EvictionCount> evictions_;
 };

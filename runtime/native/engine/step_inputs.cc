@@ -23,6 +23,7 @@ void Engine::Prepare(EngineStep* step) const {
   b.query_start.assign(1, 0);
   b.sample_index.clear();
   b.adapter_slots.clear();
+  b.state_slots.clear();
   b.block_tables.assign(static_cast<size_t>(b.num_seqs) * b.block_table_stride, 0);
   int32_t* table = b.block_tables.data();
   for (const StepItem& item : plan.items) {
@@ -38,6 +39,11 @@ void Engine::Prepare(EngineStep* step) const {
     std::copy_n(s.blocks.begin(), (end + block_size - 1) / block_size, table);
     table += b.block_table_stride;
     if (!model_.adapters.empty()) b.adapter_slots.push_back(s.request->adapter_slot);
+    if (model_.recurrent()) {
+      for (const uint32_t number : {s.state_slot, item.keep_tokens, item.keep_slot}) {
+        b.state_slots.push_back(static_cast<int32_t>(number));
+      }
+    }
     b.context_lens.push_back(static_cast<int32_t>(end));
     b.query_start.push_back(static_cast<int32_t>(b.input_ids.size()));
     const int32_t row = static_cast<int32_t>(b.input_ids.size()) - static_cast<int32_t>(end);  // row of position 0

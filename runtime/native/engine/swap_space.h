@@ -1,37 +1,27 @@
-// SwapSpace: places in host memory for KV blocks of preempted sequences, and whether swapping pays. Independent of
-// devices.
+// SwapSpace: places in host memory for KV blocks and states of preempted sequences, and whether swapping pays.
+// Independent of devices.
 #pragma once
 #include <cstdint>
 #include <vector>
 
 namespace llmc {
 
-class SwapSpace {
+// Places of one kind. A step reads them back after all its saves, so returned places are free from the next step on.
+class SwapPlaces {
  public:
-  // always: swap whatever it costs.
-  void Open(uint32_t num_places, bool always) {
-    always_ = always;
-    free_.resize(num_places);
-    given_back_.reserve(num_places);
-    for (uint32_t i = 0; i < num_places; ++i) free_[i] = num_places - 1 - i;
-    num_places_ = num_places;
+  void Open(uint32_t count) {
+    count_ = count;
+    given_back_.reserve(count);
+    Clear();
   }
-  bool open() const { return num_places_ > 0; }
-  uint32_t num_used() const { return num_places_ - static_cast<uint32_t>(free_.size() + given_back_.size()); }
-
-  // Measured costs in nanoseconds: of moving a block out and back, and of computing a token.
-  void SetCosts(uint64_t block_ns, uint64_t token_ns) { block_ns_ = block_ns, token_ns_ = token_ns; }
-  // Whether there is room for `blocks` blocks, and swapping them is faster than recomputing their tokens.
-  bool Pays(uint32_t blocks, uint32_t tokens) const {
-    if (blocks == 0 || blocks > free_.size()) return false;
-    return always_ || (block_ns_ > 0 && blocks * block_ns_ < tokens * token_ns_);
-  }
+  uint32_t count() const { return count_; }
+  uint32_t num_free() const { return static_cast<uint32_t>(free_.size()); }
+  uint32_t num_used() const { return count_ - static_cast<uint32_t>(free_.size() + given_back_.size()); }
   uint32_t Take() {
     const uint32_t place = free_.back();
     free_.pop_back();
     return place;
   }
-  // A step reads back blocks after all its saves, so returned places are free from the next step on.
   void GiveBack(std::vector<uint32_t>* places) {
     given_back_.insert(given_back_.end(), places->begin(), places->end());
     places->clear();
@@ -42,15 +32,51 @@ class SwapSpace {
   }
   void Clear() noexcept {
     given_back_.clear();
-    free_.resize(num_places_);
-    for (uint32_t i = 0; i < num_places_; ++i) free_[i] = num_places_ - 1 - i;
+    free_.resize(count_);
+    for (uint32_t i = 0; i < count_; ++i) free_[i] = count_ - 1 - i;
   }
 
  private:
-  bool always_ = false;
-  uint32_t num_places_ = 0;
-  uint64_t block_ns_ = 0, token_ns_ = 0;
+  uint32_t count_ = 0;
   std::vector<uint32_t> free_, given_back_;
+};
+
+// Measured nanoseconds: of moving a block out and back, of moving a sequence's states, and of computing a token.
+struct SwapCosts {
+  uint64_t block = 0, state = 0, token = 0;
+};
+
+class SwapSpace {
+ public:
+  // state_places: 0 where the model is not recurrent. always: swap whatever it costs.
+  void Open(uint32_t block_places, uint32_t state_places, bool always) {
+    always_ = always;
+    blocks.Open(block_places);
+    states.Open(state_places);
+  }
+  bool open() const { return blocks.count() > 0; }
+
+  void SetCosts(const SwapCosts& costs) { costs_ = costs; }
+  // Whether there is room for a sequence with `num_blocks` blocks, and swapping is faster than recomputing its tokens.
+  bool Pays(uint32_t num_blocks, bool with_states, uint32_t tokens) const {
+    if (num_blocks == 0 || num_blocks > blocks.num_free() || (with_states && states.num_free() == 0)) return false;
+    const uint64_t ns = num_blocks * costs_.block + (with_states ? costs_.state : 0);
+    return always_ || (costs_.block > 0 && ns < tokens * costs_.token);
+  }
+  void NextStep() {
+    blocks.NextStep();
+    states.NextStep();
+  }
+  void Clear() noexcept {
+    blocks.Clear();
+    states.Clear();
+  }
+
+  SwapPlaces blocks, states;
+
+ private:
+  bool always_ = false;
+  SwapCosts costs_;
 };
 
 }  // namespace llmc

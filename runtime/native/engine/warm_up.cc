@@ -107,7 +107,7 @@ Status Engine::AddGraphs(const std::shared_ptr<const Artifact>& artifact) {
 }
 
 // Contexts are read from scattered blocks with any contents, as serving reads them after a while. Only the dummy block
-// is written to.
+// and the dummy slot of states are written to.
 Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
   LLMC_RETURN_IF_ERROR(CheckGraph(graph));
   std::lock_guard<std::mutex> step_lock(step_mutex_);
@@ -146,12 +146,7 @@ Status Engine::WarmGraph(uint32_t graph, const WarmLoad& load, uint64_t* ns) {
   for (uint64_t i = 0; i < num_entries; ++i) {
     b.block_tables.push_back(static_cast<int32_t>(1 + i * step % num_blocks));
   }
-  // A state is written to the blocks of the tokens themselves, wherever their slots are.
-  const uint32_t first_written = model_.recurrent ? (context - each) / block_size : b.block_table_stride;
-  for (uint32_t i = 0; i < num_seqs; ++i) {
-    int32_t* table = b.block_tables.data() + uint64_t{i} * b.block_table_stride;
-    std::fill(table + first_written, table + b.block_table_stride, 0);
-  }
+  if (model_.recurrent()) b.state_slots.assign(uint64_t{num_seqs} * kStateFields, 0);
   b.context_lens.assign(b.num_seqs, static_cast<int32_t>(context));
   for (uint32_t i = 0; i < b.num_seqs; ++i) {
     b.query_start.push_back(static_cast<int32_t>(i * each));

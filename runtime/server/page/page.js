@@ -67,6 +67,16 @@ function showTiles({ engine, latency }) {
       `${count(engine.kv_blocks_used)} of ${count(engine.kv_blocks)} blocks`,
       share(engine.kv_blocks_used, engine.kv_blocks),
     ],
+    ...(engine.states
+      ? [
+          [
+            "States",
+            percent(share(engine.states_used, engine.states)),
+            `${count(engine.states_used)} of ${count(engine.states)}, ${count(engine.states_kept)} kept`,
+            share(engine.states_used, engine.states),
+          ],
+        ]
+      : []),
     ["Prefix hits", percent(hits), `${count(engine.prefix_hit_tokens)} tokens`, hits],
     [
       "Padding",

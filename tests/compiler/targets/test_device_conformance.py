@@ -42,9 +42,13 @@ def test_devices_keep_their_promises(
     check_conformance(suite, artifact)
 
 
+SOME = ("f32", "states")
+
+
 @needs_opencl
 @pytest.mark.parametrize(
-    "name", ["f32", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS if name != "f32")]
+    "name",
+    [*SOME, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS if name not in SOME)],
 )
 @pytest.mark.slow
 def test_opencl_keeps_them_too(
@@ -55,7 +59,8 @@ def test_opencl_keeps_them_too(
 
 
 @pytest.mark.parametrize(
-    "name", ["bf16, norms of q and k", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS)]
+    "name",
+    ["bf16, norms of q and k", "states", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS)],
 )
 @pytest.mark.slow
 def test_cuda_keeps_them_behind_a_driver_that_checks_it(
@@ -104,6 +109,18 @@ def test_the_suite_notices_a_mistake(suite: Path, tiny_artifact: TinyArtifact, d
     assert "CHECK failed" in run.stderr
     assert ("in guard block" in run.stderr) == (defect in ("spill", "stray"))
     assert ("wrote beside its operands" in run.stderr) == (defect == "beside")
+
+
+@pytest.mark.parametrize("defect", ["copy", "leak"])
+def test_the_suite_notices_a_mistake_with_states(
+    suite: Path, defect: str, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> None:
+    artifact = shared_artifact("states", native_target().name, tmp_path_factory, kernel_cache)
+    run = subprocess.run([suite, "cpu", artifact, f"defect={defect}"], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "CHECK failed" in run.stderr
+    assert "in guard block" in run.stderr  # whose state is copied to a slot of its own
+    assert ("on a copy" in run.stderr) == (defect == "copy")
 
 
 def test_the_suite_says_what_it_takes(suite: Path, tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ def test_replay(artifact_path: Path, num_threads: int) -> None:
         ({"block_tables": [1, 2]}, ValueError, "block_tables has shape"),
         ({"input_ids": [0.5, 1.0, 2.0]}, TypeError, "pass integers"),
         ({"input_ids": [3, 1 << 40, 5]}, ValueError, "int32"),
+        ({"state_slots": [[1, 0, 0]]}, ValueError, r"state_slots has shape \(1, 3\); this batch needs \(2, 3\)"),
+        ({"state_slots": [[1, 0, 0], [2, 0, 0]]}, LlmcError, "no layer of this model has a state; leave it out"),
     ],
 )
 def test_bad_batches(artifact_path: Path, change: Batch, error: type[Exception], message: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +12,13 @@ import pytest
 import torch
 
 from llmc.models.eager import load_model
-from llmc.runtime.eval import scorer
 from llmc.runtime.eval.scorer import Scorer
-from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.request_error import RequestError
 
 from support.artifacts import TinyArtifact
+from support.compiled import compile_tiny
 from support.paged_reference import PagedRunner
+from support.tiny_models import make_tiny_model
 
 
 def test_scores_are_the_models(tiny_artifact: TinyArtifact) -> None:
@@ -43,9 +44,12 @@ def test_scores_are_the_models(tiny_artifact: TinyArtifact) -> None:
     assert found[0] == found[-1]
 
 
-def test_states_are_reused_where_a_block_ends(tiny_artifact: TinyArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = replace(read_graphs(tiny_artifact.artifact), state_layers=(0,))
-    monkeypatch.setattr(scorer, "read_graphs", lambda path: tables)
+def test_a_kept_state_is_reused(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That behind the last context, if the next one begins with all of it; with the bits of a context alone."""
+    model = make_tiny_model(tmp_path / "model", "lfm2", layer_types=["conv", "full_attention", "conv"])
+    buckets = "prefill=[1]x[32,64],decode=[1]x[64]"
+    options: dict[str, Any] = {"buckets": buckets, "target": "reference", "tokenizer": "none"}
+    compile_tiny(model, tmp_path / "out", kernel_cache, **options).close()
     chunk, starts = Scorer._chunk, list[int]()
 
     def run(self: Scorer, tokens: Sequence[int], start: int, sampled: bool) -> tuple[int, npt.NDArray[np.float32]]:
@@ -53,13 +57,21 @@ def test_states_are_reused_where_a_block_ends(tiny_artifact: TinyArtifact, monke
         return chunk(self, tokens, start, sampled)
 
     monkeypatch.setattr(Scorer, "_chunk", run)
-    size, ids = tables.model.block_size, [int(token) for token in np.random.default_rng(5).integers(3, 200, 64)]
-    with Scorer(tiny_artifact.artifact, 1) as states:
-        for common in (1, size - 1, size, size + 1, 2 * size - 1):
-            states.score(ids[:-1], ids[-1:])
+    ids = [int(token) for token in np.random.default_rng(5).integers(3, 200, 64)]
+    # (context, continuation, where it begins): the same one again, a longer one, a shorter one, one that parts, and two
+    # of a single token, behind which nothing is kept.
+    cases = [
+        (ids[:40], ids[40:43], 0), (ids[:40], [7], 39), (ids[:45], ids[45:], 39), (ids[:41], [7], 0),
+        ([*ids[:20], 9, 9], [7], 0), (ids[:1], ids[1:9], 0), (ids[:30], ids[30:33], 0), (ids[:1], [7], 0),
+        (ids[:30], ids[30:33], 0),
+    ]  # fmt: skip
+    with Scorer(tmp_path / "out", 1) as scores_of:
+        for context, continuation, start in cases:
             starts.clear()
-            states.score([*ids[:common], *(3 + token for token in ids[common : 2 * size + 5])], [7])
-            assert starts[0] == common // size * size
+            found = scores_of.score(context, continuation)
+            assert starts[0] == start
+            with Scorer(tmp_path / "out", 1) as alone:
+                assert alone.score(context, continuation) == found
 
 
 def test_requests_that_make_no_sense(tiny_artifact: TinyArtifact) -> None:

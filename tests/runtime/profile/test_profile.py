@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -19,7 +18,7 @@ from llmc.runtime.binding import Artifact, LlmcError, Replayer
 from llmc.runtime.binding.machine_limits import LIMITS, Probe
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.profile import profiler
-from llmc.runtime.profile.costs import Cost, state_writes, visible_keys
+from llmc.runtime.profile.costs import Cost, visible_keys
 from llmc.runtime.profile.html import profile_html
 from llmc.runtime.profile.profiler import as_replay, bound
 from llmc.runtime.profile.steps import Step, full_step
@@ -241,10 +240,3 @@ def test_a_report_without_limits_or_flops(tiny_artifact: TinyArtifact, capsys: p
         assert ("<circle" in page) == marks
         assert ("memory, " in page) == (known is data)
         assert not re.search(r"\b(nan|inf)\b", page.partition("<main")[2].partition("</main>")[0])
-
-
-def test_states_are_written_where_blocks_end_and_behind_the_last_token() -> None:
-    for start, count, block in itertools.product(range(9), range(1, 12), (1, 3, 4)):
-        positions = range(start, start + count)
-        written = sum((at + 1) % block == 0 or at == positions[-1] for at in positions)
-        assert state_writes(start, count, block) == written

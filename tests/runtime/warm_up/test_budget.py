@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.warm_order import warm_order
 from llmc.runtime.binding import ArtifactInfo, GraphInfo
+from llmc.runtime.binding.artifact import PoolSizes
 from llmc.runtime.warm_up.budget import (
     Budget,
     BudgetError,
@@ -192,6 +193,31 @@ def test_no_pool_is_larger_than_kernels_can_address() -> None:
     narrow = dataclasses.replace(info(), max_kv_blocks=MAX_LEN // BLOCK + 3)
     budget = plan_budget(narrow, LADDER, range(len(LADDER)), 10**9, BudgetOptions(1, 0.5, 1))
     assert budget.kv_bytes == narrow.max_kv_blocks * KV_BLOCK
+
+
+def test_states_have_a_part_of_the_cache() -> None:
+    stateful = dataclasses.replace(info(), state_bytes=1500, max_states=2**31 - 1, max_num_seqs=4)
+
+    def planned(available: int, **options: Any) -> Budget:
+        return plan_budget(stateful, LADDER, range(len(LADDER)), available, BudgetOptions(1.0, 0.5, **options))
+
+    budget = planned(60_000)
+    pools = stateful.pool_sizes(kv_bytes=budget.kv_bytes)
+    assert 1 < pools.num_states < 12
+    assert pools.num_bytes == (pools.num_blocks + 1) * KV_BLOCK + (pools.num_states + 1) * 1500 <= budget.kv_bytes
+    assert budget.lines[-1].endswith(f"sequences of {MAX_LEN}, and states of {pools.num_states} sequences")
+    assert f": {pools.num_blocks} blocks of {BLOCK} tokens" in budget.lines[-1]
+    # What neither pool can use stays free.
+    narrow = dataclasses.replace(stateful, max_kv_blocks=8)
+    assert narrow.pool_sizes(kv_bytes=10**9) == PoolSizes(7, 12, 8 * KV_BLOCK + 13 * 1500)
+    # A sequence and a dummy need 5 blocks and 2 states.
+    graphs = plan(60_000).graph_bytes
+    least = 10_000 + graphs + 5 * KV_BLOCK + 2 * 1500
+    assert plan_budget(stateful, LADDER[:1], [0], least, BudgetOptions(1.0, 1.0, 1.0)).kv_bytes >= 8000
+    with pytest.raises(BudgetError, match=r"the KV cache of one sequence \(8000\) need"):
+        planned(15_000)
+    with pytest.raises(BudgetError, match="kv-bytes is 4999 but one KV block takes 1000 bytes, the states"):
+        planned(60_000, kv_bytes=4999)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ _CHAINS = 2  # independent partial sums of a column
 _STEP = 4  # key elements per iteration, a multiple of the chains
 _TOGETHER = 16  # tokens whose queries and keys are measured together, at most
 _AHEAD = 16  # elements of the key whose state in the pool is prefetched
+_REACHING = 32  # tokens over which the prefetches of a slot that will be written are spread
 _OF_QUERY, _OF_KEY, _OF_BOTH, _NONE = range(lane_sums.COUNT)  # places of a token's sums
 
 
@@ -43,7 +44,7 @@ class _Rule:
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         p = spec.as_dict()
         self.heads, self.key_heads, self.tiled = int(p["heads"]), int(p["key_heads"]), bool(p["tiled"])
-        self.key_dim, self.value_dim, self.block_size = int(p["key_dim"]), int(p["value_dim"]), int(p["block_size"])
+        self.key_dim, self.value_dim = int(p["key_dim"]), int(p["value_dim"])
         self.key_size = self.key_heads * self.key_dim
         self.stride = 2 * self.key_size + self.heads * self.value_dim
         # The sums of a tile are 8 registers, as many as multiply-adds are under way.
@@ -51,14 +52,14 @@ class _Rule:
 
     def run(self, k: b.Kernel) -> None:
         self.k = k
-        seqs, table_stride = k.scalar(state_tokens.NUM_SEQS), k.scalar(state_tokens.BLOCK_TABLE_STRIDE)
+        seqs = k.scalar(state_tokens.NUM_SEQS)
         tiles = b.ceil_div(self.value_dim, self.tile)
         self.state = b.Scratch(self.key_dim * self.tile, "float32")
         self.sums, self.units = (b.Scratch(_TOGETHER * lane_sums.COUNT, "float32") for _ in range(2))
         # Sequences have unequal numbers of tokens. All of them have the same tiles, so tasks divide these first.
         with k.share(b.let(seqs * (self.heads * tiles))) as unit:
             place = b.let(T.truncdiv(unit, seqs))
-            self.tokens = state_tokens.Tokens(k, table_stride, b.let(T.truncmod(unit, seqs)), self.block_size)
+            self.tokens = state_tokens.Tokens(k, b.let(T.truncmod(unit, seqs)))
             self.head = b.let(T.truncdiv(place, tiles))
             of_neighbours = T.truncdiv(self.head, self.heads // self.key_heads)
             self.key_head = b.let(T.truncmod(self.head, self.key_heads) if self.tiled else of_neighbours)
@@ -85,8 +86,8 @@ class _Rule:
         """Where the tile's columns begin in a row that ends with the values of heads."""
         return b.let(row * stride + (stride - self.heads * self.value_dim) + self.head * self.value_dim + self.column)
 
-    def in_pool(self, block: b.Expr) -> b.Expr:
-        return b.let((block * self.heads + self.head) * (self.key_dim * self.value_dim) + self.column)
+    def in_pool(self, slot: b.Expr) -> b.Expr:
+        return b.let((slot * self.heads + self.head) * (self.key_dim * self.value_dim) + self.column)
 
     # ---- the tokens of a sequence -----------------------------------------------------------------------------------
 
@@ -96,10 +97,11 @@ class _Rule:
         self.told, self.seen = b.Vectors(_CHAINS * len(columns)), b.Vectors(_CHAINS * len(columns))
         self.change = b.Vectors(len(columns))
         tokens, start = self.tokens, self.tokens.first
+        self.slot, self.keep_slot = self.in_pool(tokens.slot), self.in_pool(tokens.keep_slot)
         self.clear()
         with T.If(tokens.position > 0):
             with T.Then():
-                self.fetch(self.in_pool(tokens.block_before()))
+                self.fetch(self.slot)
             with T.Else(), T.serial(self.key_dim * self.tile // b.WIDTH) as v:
                 self.state.store(b.splat(0.0), v * b.WIDTH)
         with T.serial(T.truncdiv(tokens.end - start + (_TOGETHER - 1), _TOGETHER)) as group:
@@ -113,10 +115,12 @@ class _Rule:
                     with T.Then():
                         self.clear()
                         self.advance(row, held)
-                        with b.when(tokens.ends_block(row)):
-                            self.keep(self.in_pool(tokens.block_of(row)))
+                        with b.when(row == tokens.keep_row):
+                            self.keep()
                     with T.Else():
-                        self.leave(row, held, self.in_pool(tokens.block_of(row)))
+                        self.leave(row, held, self.slot)
+                        with b.when(row == tokens.keep_row):
+                            self.leave(row, held, self.keep_slot)
 
     def measure(self, first: b.Expr, count: b.Expr) -> None:
         """Lengths of the queries and keys of tokens, and their products: of several, since one would be waited for."""
@@ -202,7 +206,8 @@ class _Rule:
     def advance(self, row: b.Expr, held: b.Expr) -> None:
         """Changes the state by a token, and finds what the next one is told and sees. Prefetches what is read later."""
         query, key = self.query(row + 1), self.key(row)
-        self.reach_block(row)
+        self.reach(row, self.slot, self.tokens.end - 1)
+        self.reach(row, self.keep_slot, self.tokens.keep_row)
         later = b.let(T.min(row + _TOGETHER, self.tokens.end - 1))
         for ahead in (self.query(later), self.key(later)):
             for start, _ in b.pieces(self.key_dim):
@@ -216,23 +221,22 @@ class _Rule:
 
         self.each_key(body)
 
-    def reach_block(self, row: b.Expr) -> None:
-        """Prefetches a token's part of the block that is written when it ends, or behind the last token."""
-        each = b.ceil_div(self.key_dim, self.block_size)
-        within = b.let(T.truncmod(self.tokens.position + (row - self.tokens.first), self.block_size))
-        pool = self.in_pool(self.tokens.block_of(row))
-        with T.serial(each) as n:
-            i = b.let(T.min(within * each + n, self.key_dim - 1))
+    def reach(self, row: b.Expr, pool: b.Expr, last: b.Expr) -> None:
+        """Prefetches a token's part of a slot that is written behind row `last`, if that comes soon."""
+        each = b.ceil_div(self.key_dim, _REACHING)
+        first = b.let((last - row - 1) * each)
+        with b.when(T.And(first >= 0, first < self.key_dim)), T.serial(each) as n:
+            i = b.let(T.min(first + n, self.key_dim - 1))
             for start, _ in self.columns:
                 b.do("prefetch_write", b.at(self.k["k_pool"], pool + i * self.value_dim + start))
 
-    def keep(self, pool: b.Expr) -> None:
-        """Writes the state."""
+    def keep(self) -> None:
+        """Writes the state to the slot where it is kept."""
 
         def body(i: b.Expr, _: int) -> None:
             for c, (start, count) in enumerate(self.columns):
                 state = self.state.vector(i * self.tile + c * b.WIDTH)
-                b.store_vector(self.k["k_pool"], state, pool + i * self.value_dim + start, count)
+                b.store_vector(self.k["k_pool"], state, self.keep_slot + i * self.value_dim + start, count)
 
         self.each_key(body)
 

@@ -38,7 +38,7 @@ class _States:
     def __init__(self, spec: KernelSpec) -> None:
         p = spec.as_dict()
         self.heads, self.head_dim, self.groups = int(p["heads"]), int(p["head_dim"]), int(p["groups"])
-        self.state_size, self.block_size = int(p["state_size"]), int(p["block_size"])
+        self.state_size = int(p["state_size"])
         self.size = self.heads * self.head_dim
         self.stride = self.size + 2 * self.groups * self.state_size
         self.vectors = b.pieces(self.state_size)
@@ -46,14 +46,14 @@ class _States:
 
     def run(self, k: b.Kernel) -> None:
         self.k = k
-        seqs, table_stride = k.scalar(state_tokens.NUM_SEQS), k.scalar(state_tokens.BLOCK_TABLE_STRIDE)
+        seqs = k.scalar(state_tokens.NUM_SEQS)
         tiles = b.ceil_div(self.head_dim, _TILE)
         self.state = b.Scratch(_TILE * self.width, "float32")
         self.added, self.found = b.Scratch(_TILE, "float32"), b.Scratch(_TILE, "float32")
         # Sequences have unequal numbers of tokens. All of them have the same tiles, so tasks divide these first.
         with k.share(b.let(seqs * (self.heads * tiles))) as unit:
             place = b.let(T.truncdiv(unit, seqs))
-            self.tokens = state_tokens.Tokens(k, table_stride, b.let(T.truncmod(unit, seqs)), self.block_size)
+            self.tokens = state_tokens.Tokens(k, b.let(T.truncmod(unit, seqs)))
             self.head = b.let(T.truncdiv(place, tiles))
             of_head = b.let(T.truncmod(place, tiles) * _TILE)
             self.first_row = b.let(self.head * self.head_dim + of_head)
@@ -73,16 +73,17 @@ class _States:
         tokens = self.tokens
         with T.If(tokens.position > 0):
             with T.Then():
-                self.fetch(rows, self.in_pool(tokens.block_before()))
+                self.fetch(rows, self.in_pool(tokens.slot))
             with T.Else(), T.serial(_TILE * self.width // b.WIDTH) as v:
                 self.state.store(b.splat(0.0), v * b.WIDTH)
         with T.serial(tokens.first, tokens.end) as row:
             self.advance(rows, row)
-            with b.when(T.Or(row + 1 == tokens.end, tokens.ends_block(row))):
-                self.keep(rows, self.in_pool(tokens.block_of(row)))
+            with b.when(row == tokens.keep_row):
+                self.keep(rows, self.in_pool(tokens.keep_slot))
+        self.keep(rows, self.in_pool(tokens.slot))
 
-    def in_pool(self, block: b.Expr) -> b.Expr:
-        return b.let((block * self.size + self.first_row) * self.state_size)
+    def in_pool(self, slot: b.Expr) -> b.Expr:
+        return b.let((slot * self.size + self.first_row) * self.state_size)
 
     def each_vector(self, rows: int, body: Callable[[b.Expr, b.Expr, int], None]) -> None:
         """Calls body(place in the tile, place in the pool behind the tile's first, count) for its vectors."""

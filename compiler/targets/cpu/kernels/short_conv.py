@@ -25,19 +25,19 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
-    channels, stride, taps, block_size = (int(p[name]) for name in ("channels", "stride", "taps", "block_size"))
+    channels, stride, taps = (int(p[name]) for name in ("channels", "stride", "taps"))
     bias, silu = bool(p.get("bias")), p.get("activation", "silu") == "silu"
     tiles, tail, before = b.ceil_div(channels, _TILE), channels % b.WIDTH, taps - 1
     types = dict.fromkeys(state_tokens.BUFFERS, "int32")
     kernel = b.Kernel.of(spec.symbol(), [(name, types.get(name, "float32")) for name in buffers(spec)], target)
     with kernel as k:
-        seqs, table_stride = k.scalar(state_tokens.NUM_SEQS), k.scalar(state_tokens.BLOCK_TABLE_STRIDE)
+        seqs = k.scalar(state_tokens.NUM_SEQS)
         window = b.Scratch(max(before, 1) * _TILE, "float32")
         # Sequences have unequal numbers of tokens. All of them have the same tiles, so tasks divide these first.
         with k.share(b.let(seqs * tiles)) as unit:
             channel = b.let(T.truncdiv(unit, seqs) * _TILE)
             width = b.let(T.min(channels - channel, _TILE))
-            tokens = state_tokens.Tokens(k, table_stride, b.let(T.truncmod(unit, seqs)), block_size)
+            tokens = state_tokens.Tokens(k, b.let(T.truncmod(unit, seqs)))
 
             def each_vector(body: Callable[[b.Expr, int], None]) -> None:
                 """Calls body(start within the tile, count) for its vectors."""
@@ -47,9 +47,9 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     with b.when(channel + width == channels):
                         body(b.let(width - tail), tail)
 
-            def place(block: b.Expr, i: int) -> b.Expr:
-                """Of the tile in input i of the window of a block."""
-                return b.let((block * before + i) * channels + channel)
+            def place(slot: b.Expr, i: int) -> b.Expr:
+                """Of the tile in input i of the window in a slot."""
+                return b.let((slot * before + i) * channels + channel)
 
             def given(row: b.Expr, at: b.Expr, count: int) -> b.Expr:
                 """The input of a row of the step."""
@@ -84,10 +84,13 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     b.store_vector(k["out"], b.call("silu", total[0]) if silu else total[0], to, count)
 
                 each_vector(emit)
-                with b.when(T.Or(row + 1 == tokens.end, tokens.ends_block(row))):
-                    block = tokens.block_of(row)
-                    for i in range(before):
-                        keep(place(block, i), row, i + 1, input_of)
+                with b.when(row == tokens.keep_row):
+                    leave(tokens.keep_slot, row, input_of)
+
+            def leave(slot: b.Expr, row: b.Expr, input_of: InputOf) -> None:
+                """Writes the window behind a row."""
+                for i in range(before):
+                    keep(place(slot, i), row, i + 1, input_of)
 
             def keep(to: b.Expr, row: b.Expr, tap: int, input_of: InputOf) -> None:
                 """Writes an input that later tokens read."""
@@ -101,12 +104,11 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                     lambda at, count: window.store(b.load_vector(k["v_pool"], source + at, count), i * _TILE + at)
                 )
 
-            # A block may end, and be written, before the last row that needs its window: so a copy.
+            # The slot is written while the window is still read: so a copy.
             with T.If(tokens.position > 0):
                 with T.Then():
-                    block = tokens.block_before()
                     for i in range(before):
-                        fetch(place(block, i), i)
+                        fetch(place(tokens.slot, i), i)
                 with T.Else(), T.serial(max(before, 1) * (_TILE // b.WIDTH)) as v:
                     window.store(b.splat(0.0), v * b.WIDTH)
             reached = b.let(T.min(tokens.first + before, tokens.end))
@@ -114,4 +116,5 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
                 convolve(row, early)
             with T.serial(reached, tokens.end) as row:
                 convolve(row, late)
+            leave(tokens.slot, b.let(tokens.end - 1), early)
     return kernel.function()

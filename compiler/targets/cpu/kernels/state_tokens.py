@@ -1,43 +1,31 @@
-"""The tokens of a sequence in a step of a layer with a state, and the KV blocks that have the state.
+"""The tokens of a sequence in a step of a layer with a state, and the slots in which its state lies.
 
-A block has the state behind the last token that was computed in it. So a step finds the state in the block of the token
-before its own. It leaves the state where a block ends, and behind its last token.
+A step finds the state in the sequence's slot, and leaves it there behind its last token. The state behind one of the
+tokens may also go to another slot.
 """
 
 from __future__ import annotations
 
-from tvm.script.ir_builder import tirx as T
-
 from llmc.compiler.targets.cpu.kernels import builder as b
+from llmc.graphs_format import STATE_FIELDS
 
-BUFFERS = ("block_tables", "query_start", "token_seq", "positions")
-"""Inputs that say where sequences and their blocks are, int32."""
+BUFFERS = ("state_slots", "query_start", "positions")
+"""Inputs that say where sequences and their slots are, int32."""
 
-NUM_SEQS, BLOCK_TABLE_STRIDE = 1, 3  # scalars
+NUM_SEQS = 1  # scalar
 
 
 class Tokens:
     """A sequence's tokens of a step: rows `first` to `end`.
 
-    position: of the first token. Before position 0 there is no state.
+    position: of the first token; before position 0 there is no state. slot: of the state. keep_row: the state behind
+    that row also goes to keep_slot; none of the rows if it is not to.
     """
 
-    def __init__(self, k: b.Kernel, stride: b.Expr, sequence: b.Expr, block_size: int) -> None:
-        """stride: the scalar of block tables."""
-        self._k, self._block_size = k, block_size
+    def __init__(self, k: b.Kernel, sequence: b.Expr) -> None:
         self.first, self.end = b.let(k["query_start"][sequence]), b.let(k["query_start"][sequence + 1])
-        self._table = b.let(k["token_seq"][self.first] * stride)
         self.position = b.let(k["positions"][self.first])
-
-    def block_before(self) -> b.Expr:
-        """The block with the state before the first token, where there is one."""
-        return self._block(self.position - 1)
-
-    def block_of(self, row: b.Expr) -> b.Expr:
-        return self._block(self.position + (row - self.first))
-
-    def ends_block(self, row: b.Expr) -> b.Expr:
-        return T.truncmod(self.position + (row - self.first) + 1, self._block_size) == 0
-
-    def _block(self, position: b.Expr) -> b.Expr:
-        return b.let(self._k["block_tables"][self._table + T.truncdiv(position, self._block_size)])
+        self.slot, keep_tokens, self.keep_slot = (
+            b.let(k["state_slots"][sequence * STATE_FIELDS + field]) for field in range(STATE_FIELDS)
+        )
+        self.keep_row = b.let(self.first + (keep_tokens - 1 - self.position))

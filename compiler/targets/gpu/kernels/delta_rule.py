@@ -32,7 +32,7 @@ class _DeltaRule(States):
         self._keys = self._key_heads * tile.size
         self._stride = 2 * self._keys + self._num_heads * tile.lines
         super().__init__(
-            k, "qkv", tile, self._num_heads, int(p["block_size"]), aligned=self._stride % PIECE == 0, by_lines=True,
+            k, "qkv", tile, self._num_heads, aligned=self._stride % PIECE == 0, by_lines=True,
             facts=_FACTS, sums=2 * LINES,
         )  # fmt: skip
 

@@ -34,7 +34,7 @@ class _SelectiveState(States):
         self._stride = self._values + 2 * self._groups * tile.size
         aligned = self._stride % PIECE == 0 and self._values % PIECE == 0
         super().__init__(
-            k, "xbc", tile, self._num_heads, int(p["block_size"]), aligned=aligned, by_lines=False,
+            k, "xbc", tile, self._num_heads, aligned=aligned, by_lines=False,
             facts=_FACTS, sums=LINES,
         )  # fmt: skip
 

@@ -59,8 +59,8 @@ class Parts:
 
 
 class StatePool:
-    """The layer's states in the K pool, float32 [block, head, size, lines] if by_lines, else
-    [block, head, lines, size]. heads: of the layer.
+    """The layer's states in the K pool, float32 [slot, head, size, lines] if by_lines, else
+    [slot, head, lines, size]. heads: of the layer.
 
     An item has `LINES` neighbouring lines. In its array, those of an element lie side by side.
     """
@@ -77,7 +77,7 @@ class StatePool:
         with when(line < self._tile.lines) if self._has_rest else nullcontext():
             yield
 
-    def read(self, block: Expr, head: Expr, line: Expr, to: Array) -> None:
+    def read(self, slot: Expr, head: Expr, line: Expr, to: Array) -> None:
         """Reads the item's part of its lines. line: the first one. For those that the state does not have, others are
         read."""
         lines = [let(self._existing(line, number)) for number in range(LINES)]
@@ -85,22 +85,22 @@ class StatePool:
             if not self._wide:
                 with self._parts.each_element(piece, first) as (place, element):
                     for number in range(LINES):
-                        at = self._index(block, head, lines[number], element)
+                        at = self._index(slot, head, lines[number], element)
                         to[place * LINES + number] = self._k.raw("k_pool", at)
             elif self._by_lines:
                 with self._parts.each_element(piece, first) as (place, element):
-                    words, at = Array(LINES, "uint32"), self._index(block, head, lines[0], element)
+                    words, at = Array(LINES, "uint32"), self._index(slot, head, lines[0], element)
                     call("llmc_load8", words.address(0), self._k.address("k_pool", at))
                     for number in range(LINES):
                         to[place * LINES + number] = T.reinterpret("float32", words[number])
             else:
                 for number in range(LINES):
-                    words, at = Array(PIECE, "uint32"), self._index(block, head, lines[number], first)
+                    words, at = Array(PIECE, "uint32"), self._index(slot, head, lines[number], first)
                     call("llmc_load16", words.address(0), self._k.address("k_pool", at))
                     with unrolled(PIECE) as i:
                         to[(piece * PIECE + i) * LINES + number] = T.reinterpret("float32", words[i])
 
-    def write(self, block: Expr, head: Expr, line: Expr, given: Array) -> None:
+    def write(self, slot: Expr, head: Expr, line: Expr, given: Array) -> None:
         """Writes the item's part of those of its lines that the state has. line: the first one."""
         lines = [let(line + number) for number in range(LINES)]
         with self._parts.each_piece() as (piece, first):
@@ -108,18 +108,18 @@ class StatePool:
                 with self._parts.each_element(piece, first) as (place, element):
                     for number in range(LINES):
                         with self.when_a_line(lines[number]):
-                            at = self._index(block, head, lines[number], element)
+                            at = self._index(slot, head, lines[number], element)
                             self._k.put_raw("k_pool", given[place * LINES + number], at)
             elif self._by_lines:
                 with self.when_a_line(line), self._parts.each_element(piece, first) as (place, element):
-                    words, at = Array(LINES, "uint32"), self._index(block, head, line, element)
+                    words, at = Array(LINES, "uint32"), self._index(slot, head, line, element)
                     for number in range(LINES):
                         words[number] = T.reinterpret("uint32", given[place * LINES + number])
                     call("llmc_store8", self._k.address("k_pool", at), words.address(0))
             else:
                 for number in range(LINES):
                     with self.when_a_line(lines[number]):
-                        words, at = Array(PIECE, "uint32"), self._index(block, head, lines[number], first)
+                        words, at = Array(PIECE, "uint32"), self._index(slot, head, lines[number], first)
                         with unrolled(PIECE) as i:
                             words[i] = T.reinterpret("uint32", given[(piece * PIECE + i) * LINES + number])
                         call("llmc_store16", self._k.address("k_pool", at), words.address(0))
@@ -131,8 +131,8 @@ class StatePool:
             return T.min(line, self._tile.lines - LINES) + number
         return T.min(line + number, self._tile.lines - 1)
 
-    def _index(self, block: Expr, head: Expr, line: Expr, element: Expr) -> Expr:
-        of_head, size, lines = block * self._heads + head, self._tile.size, self._tile.lines
+    def _index(self, slot: Expr, head: Expr, line: Expr, element: Expr) -> Expr:
+        of_head, size, lines = slot * self._heads + head, self._tile.size, self._tile.lines
         if self._by_lines:
             return let((of_head * size + element) * lines + line)
         return let((of_head * lines + line) * size + element)

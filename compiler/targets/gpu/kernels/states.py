@@ -44,10 +44,10 @@ class States(ABC):
     """
 
     def __init__(
-        self, k: Frame, operand: str, tile: StateTile, heads: int, block_size: int, *, aligned: bool, by_lines: bool,
+        self, k: Frame, operand: str, tile: StateTile, heads: int, *, aligned: bool, by_lines: bool,
         facts: tuple[int, int], sums: int,
     ) -> None:  # fmt: skip
-        self._k, self._operand, self.tile, self._heads, self._block_size = k, operand, tile, heads, block_size
+        self._k, self._operand, self.tile, self._heads = k, operand, tile, heads
         self._aligned, self._num_facts = aligned, facts[1]
         self.team = Team(k, tile.sharing, sums)
         self._parts = parts = Parts(k, tile, self.team.member)
@@ -86,12 +86,11 @@ class States(ABC):
             self._head = let(T.truncdiv(place, tile.tiles))
             self._begin = let(T.truncmod(place, tile.tiles) * tile.tile_lines)
             self._line = let(self._begin + self.team.number * LINES)
-            self._tokens = tokens = Tokens(k, let(T.truncdiv(unit, of_sequence)), self._block_size)
+            self._tokens = tokens = Tokens(k, let(T.truncdiv(unit, of_sequence)))
             self._read(tokens.first)
             _clear(self.state, self._parts.places * LINES)
             with when(tokens.start > 0):
-                block = tokens.block_of(let(tokens.start - 1))
-                self._pool.read(block, self._head, self._line, self.state)
+                self._pool.read(tokens.slot, self._head, self._line, self.state)
             count = let(tokens.end - tokens.first)
             with turns(k, let(T.truncdiv(count + (tile.teams - 1), tile.teams))) as turn:
                 begin = let(tokens.first + turn * tile.teams)
@@ -101,9 +100,9 @@ class States(ABC):
                 with turns(k, let(T.min(tokens.end - begin, tile.teams))) as at:
                     row = let(begin + at)
                     self._pass(row, at)
-                    with when(tokens.leaves_state(row)):
-                        block = tokens.block_of(tokens.position(row))
-                        self._pool.write(block, self._head, self._line, self.state)
+                    with when(row == tokens.keep_row):
+                        self._pool.write(tokens.keep_slot, self._head, self._line, self.state)
+            self._pool.write(tokens.slot, self._head, self._line, self.state)
 
     def _read(self, begin: Expr) -> None:
         """Each team reads what it needs of the token that has its number, counted from `begin`, or of the last one."""

@@ -1,7 +1,7 @@
 """Layers with a state: a short convolution, and the gated delta rule. Tokens of a sequence are computed in order.
 
-A step's first token finds the state in the KV block of the token before it. The state is written where a block ends and
-where the sequence's tokens of the step do. So a block has the state behind the last token that was computed in it.
+The first token of a step finds the state in the sequence's slot, which has it behind the last token of the step
+afterwards. The state behind one of the tokens may also go to another slot.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from tvm.script.ir_builder import tirx as T
 
 from llmc.compiler.kernel_spec import KernelSpec
 from llmc.compiler.targets.reference.kernels.frame import (
-    BLOCK_TABLE_STRIDE,
     NUM_SEQS,
     Array,
     Cell,
@@ -21,30 +20,26 @@ from llmc.compiler.targets.reference.kernels.frame import (
     when,
 )
 from llmc.compiler.targets.reference.kernels.functions import sigmoid
+from llmc.graphs_format import STATE_FIELDS
 
-INPUTS = {"block_tables": "i32", "query_start": "i32", "token_seq": "i32", "positions": "i32"}
+INPUTS = {"state_slots": "i32", "query_start": "i32", "positions": "i32"}
 NORM_EPS = 1e-6  # as models.delta_ops has it
 
 
 class Tokens:
-    """A sequence's tokens of a step."""
+    """A sequence's tokens of a step: rows `first` to `end`.
 
-    def __init__(self, k: Frame, sequence: Expr, block: int) -> None:
-        self._k, self._block = k, block
+    start: position of the first one; before position 0 there is no state. slot: of the state. keep_row: the state
+    behind that row also goes to keep_slot; none of the rows if it is not to.
+    """
+
+    def __init__(self, k: Frame, sequence: Expr) -> None:
         self.first, self.end = let(k.raw("query_start", sequence)), let(k.raw("query_start", sequence + 1))
-        self._table = let(k.raw("token_seq", self.first) * k.scalar(BLOCK_TABLE_STRIDE))
         self.start = let(k.raw("positions", self.first))
-        """The position of the first one; before position 0 there is no state."""
-
-    def block_of(self, position: Expr) -> Expr:
-        return let(self._k.raw("block_tables", self._table + T.truncdiv(position, self._block)))
-
-    def position(self, row: Expr) -> Expr:
-        return let(self.start + (row - self.first))
-
-    def leaves_state(self, row: Expr) -> Expr:
-        """Whether a later step may begin behind a token."""
-        return T.Or(row + 1 == self.end, T.truncmod(self.position(row) + 1, self._block) == 0)
+        self.slot, keep_tokens, self.keep_slot = (
+            let(k.raw("state_slots", sequence * STATE_FIELDS + field)) for field in range(STATE_FIELDS)
+        )
+        self.keep_row = let(self.first + (keep_tokens - 1 - self.start))
 
 
 def short_conv(spec: KernelSpec) -> tirx.PrimFunc:
@@ -61,17 +56,19 @@ def short_conv(spec: KernelSpec) -> tirx.PrimFunc:
     }
     with Frame(spec.symbol(), buffers) as k, k.share(k.scalar(NUM_SEQS) * channels) as unit:
         channel = let(T.truncmod(unit, channels))
-        tokens, window = Tokens(k, let(T.truncdiv(unit, channels)), int(p["block_size"])), Array(taps)
+        tokens, window = Tokens(k, let(T.truncdiv(unit, channels))), Array(taps)
 
-        def place(block: Expr, i: Expr) -> Expr:
-            return (block * (taps - 1) + i) * channels + channel
+        def place(slot: Expr, i: Expr) -> Expr:
+            return (slot * (taps - 1) + i) * channels + channel
+
+        def write(slot: Expr) -> None:
+            with T.serial(taps - 1) as i:
+                k.put_raw("v_pool", window[i + 1], place(slot, i))
 
         with T.serial(taps) as i:
             window[i] = T.float32(0.0)
-        with when(tokens.start > 0):
-            block = tokens.block_of(let(tokens.start - 1))
-            with T.serial(taps - 1) as i:
-                window[i + 1] = k.raw("v_pool", place(block, i))
+        with when(tokens.start > 0), T.serial(taps - 1) as i:
+            window[i + 1] = k.raw("v_pool", place(tokens.slot, i))
         with T.serial(tokens.first, tokens.end) as row:
             with T.serial(taps - 1) as i:
                 window[i] = window[i + 1]
@@ -81,10 +78,9 @@ def short_conv(spec: KernelSpec) -> tirx.PrimFunc:
                 total.set(total.get() + window[i] * k.raw("weight", i * channels + channel))
             result = total.get() * sigmoid(total.get()) if silu else total.get()
             k.store("out", result, row * channels + channel)
-            with when(tokens.leaves_state(row)):
-                block = tokens.block_of(tokens.position(row))
-                with T.serial(taps - 1) as i:
-                    k.put_raw("v_pool", window[i + 1], place(block, i))
+            with when(row == tokens.keep_row):
+                write(tokens.keep_slot)
+        write(tokens.slot)
     return k.function()
 
 
@@ -99,17 +95,19 @@ def delta_rule(spec: KernelSpec) -> tirx.PrimFunc:
         column = let(T.truncmod(unit, values))
         head, element = let(T.truncdiv(column, value_dim)), let(T.truncmod(column, value_dim))
         of_head = let((T.truncmod(head, key_heads) if p["tiled"] else T.truncdiv(head, heads // key_heads)) * key_dim)
-        tokens, state = Tokens(k, let(T.truncdiv(unit, values)), int(p["block_size"])), Array(key_dim)
+        tokens, state = Tokens(k, let(T.truncdiv(unit, values))), Array(key_dim)
 
-        def place(block: Expr, i: Expr) -> Expr:
-            return ((block * heads + head) * key_dim + i) * value_dim + element
+        def place(slot: Expr, i: Expr) -> Expr:
+            return ((slot * heads + head) * key_dim + i) * value_dim + element
+
+        def write(slot: Expr) -> None:
+            with T.serial(key_dim) as i:
+                k.put_raw("k_pool", state[i], place(slot, i))
 
         with T.serial(key_dim) as i:
             state[i] = T.float32(0.0)
-        with when(tokens.start > 0):
-            block = tokens.block_of(let(tokens.start - 1))
-            with T.serial(key_dim) as i:
-                state[i] = k.raw("k_pool", place(block, i))
+        with when(tokens.start > 0), T.serial(key_dim) as i:
+            state[i] = k.raw("k_pool", place(tokens.slot, i))
         with T.serial(tokens.first, tokens.end) as row:
             query = let(row * stride + of_head)
             key = let(query + key_size)
@@ -133,8 +131,7 @@ def delta_rule(spec: KernelSpec) -> tirx.PrimFunc:
                 state[i] = state[i] + k.raw("qkv", key + i) * change
                 found.set(found.get() + state[i] * k.raw("qkv", query + i))
             k.store("out", found.get() * unit_q * T.float32(key_dim**-0.5), row * values + column)
-            with when(tokens.leaves_state(row)):
-                block = tokens.block_of(tokens.position(row))
-                with T.serial(key_dim) as i:
-                    k.put_raw("k_pool", state[i], place(block, i))
+            with when(row == tokens.keep_row):
+                write(tokens.keep_slot)
+        write(tokens.slot)
     return k.function()

@@ -21,17 +21,19 @@ def selective_state(spec: KernelSpec) -> tirx.PrimFunc:
         place = let(T.truncmod(unit, size))
         head = let(T.truncdiv(place, head_dim))
         of_group = let(T.truncdiv(head, heads // groups) * state_size + size)
-        tokens, state = Tokens(k, let(T.truncdiv(unit, size)), int(p["block_size"])), Array(state_size)
+        tokens, state = Tokens(k, let(T.truncdiv(unit, size))), Array(state_size)
 
-        def in_pool(block: Expr, i: Expr) -> Expr:
-            return (block * size + place) * state_size + i
+        def in_pool(slot: Expr, i: Expr) -> Expr:
+            return (slot * size + place) * state_size + i
+
+        def write(slot: Expr) -> None:
+            with T.serial(state_size) as i:
+                k.put_raw("k_pool", state[i], in_pool(slot, i))
 
         with T.serial(state_size) as i:
             state[i] = T.float32(0.0)
-        with when(tokens.start > 0):
-            block = tokens.block_of(let(tokens.start - 1))
-            with T.serial(state_size) as i:
-                state[i] = k.raw("k_pool", in_pool(block, i))
+        with when(tokens.start > 0), T.serial(state_size) as i:
+            state[i] = k.raw("k_pool", in_pool(tokens.slot, i))
         with T.serial(tokens.first, tokens.end) as row:
             step, kept = (let(k.raw("steps", row * (2 * heads) + i * heads + head), "float32") for i in range(2))
             x = let(k.raw("xbc", row * stride + place), "float32")
@@ -42,8 +44,7 @@ def selective_state(spec: KernelSpec) -> tirx.PrimFunc:
                 state[i] = state[i] * kept + added * k.raw("xbc", writes + i)
                 found.set(found.get() + state[i] * k.raw("xbc", reads + i))
             k.store("out", found.get() + x * k.raw("skip", head), row * size + place)
-            with when(tokens.leaves_state(row)):
-                block = tokens.block_of(tokens.position(row))
-                with T.serial(state_size) as i:
-                    k.put_raw("k_pool", state[i], in_pool(block, i))
+            with when(row == tokens.keep_row):
+                write(tokens.keep_slot)
+        write(tokens.slot)
     return k.function()

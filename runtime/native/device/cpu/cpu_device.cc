@@ -11,6 +11,7 @@ namespace llmc {
 namespace {
 
 constexpr uint64_t kReplaysBeforeMove = 16;
+constexpr uint64_t kLeastSharedCopy = 4 << 20;  // bytes that several threads copy faster than one
 
 }  // namespace
 
@@ -77,26 +78,18 @@ CpuDevice::CpuDevice(ModelShape shape, KvPool pool, AdapterPools adapters, std::
       stage_(options.collective == nullptr ? 0 : options.collective->stage()),
       one_stage_(options.collective != nullptr && options.collective->num_stages() == 1),
       steps_in_flight_(options.steps_in_flight),
-      replay_(team_.get(), pool_.num_blocks(), eager_, options.collective, steps_in_flight_) {}
+      replay_(team_.get(), pool_.counts(), eager_, options.collective, steps_in_flight_) {}
 
 Status CpuDevice::Create(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options,
                          std::unique_ptr<CpuDevice>* out) {
-  const uint32_t num_blocks = options.num_blocks;
-  // Slots, and the elements of a layer's pool, are counted in int32. Block 0 is the dummy block.
-  const auto max_blocks = static_cast<uint32_t>(std::min<uint64_t>(
-      static_cast<uint64_t>(INT32_MAX / artifact->model().block_size), artifact->shape().max_kv_blocks));
-  if (num_blocks < 2 || num_blocks > max_blocks) {
-    return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "num_blocks with the dummy block is " + std::to_string(num_blocks) +
-                                                        ", outside 2 … " + std::to_string(max_blocks) +
-                                                        "; choose another pool size");
-  }
+  LLMC_RETURN_IF_ERROR(CheckPoolCounts(*artifact, options.pool));
   LLMC_RETURN_IF_ERROR(CheckRankCount(*artifact, options.collective.get()));
   // Before anything large is allocated or copied: code that this CPU cannot run is refused at once.
   std::shared_ptr<const CpuCode> code;
   LLMC_RETURN_IF_ERROR(CpuCode::Load(*artifact, &code));
   KvPool pool;
   const uint32_t stage = options.collective == nullptr ? 0 : options.collective->stage();
-  LLMC_RETURN_IF_ERROR(KvPool::Allocate(*artifact, stage, num_blocks, &pool));
+  LLMC_RETURN_IF_ERROR(KvPool::Allocate(*artifact, stage, options.pool, &pool));
   AdapterPools adapters;
   LLMC_RETURN_IF_ERROR(AdapterPools::Allocate(*artifact, &adapters));
   TeamOptions team_options;
@@ -181,9 +174,31 @@ Status CpuDevice::BeforeStep() {
 
 void CpuDevice::Reserve(const StepBatch& batch) {
   replay_.TouchArena(batch);
-  uint64_t num_blocks = 0;
+  uint64_t num_blocks = 0, num_states = 0;
   for (const int32_t block : batch.block_tables) num_blocks = std::max(num_blocks, static_cast<uint64_t>(block) + 1);
-  pool_.Touch(num_blocks);
+  for (uint64_t i = 0; i < batch.state_slots.size(); i += kStateFields) {
+    num_states = std::max(num_states, static_cast<uint64_t>(batch.state_slots[i]) + 1);
+  }
+  pool_.Touch(PoolKind::kBlocks, num_blocks);
+  pool_.Touch(PoolKind::kStates, num_states);
+}
+
+// Threads share a copy of several MiB, which states are.
+Status CpuDevice::Copy(PoolKind kind, uint32_t from, uint32_t to) {
+  LLMC_RETURN_IF_ERROR(CheckCopy(kind, from, to, pool_.counts()[kind]));
+  if (from == to) return Status::Ok();
+  struct Copied {
+    KvPool* pool;
+    PoolKind kind;
+    uint32_t from, to;
+  } copied{&pool_, kind, from, to};
+  const auto copy = [](void* context, uint32_t part, uint32_t) {
+    const Copied& of = *static_cast<Copied*>(context);
+    of.pool->CopyPart(of.kind, part, of.from, of.to);
+  };
+  const uint64_t bytes = kind == PoolKind::kBlocks ? shape_.kv_block_bytes : shape_.state_bytes;
+  ForEach(pool_.num_parts(kind), bytes < kLeastSharedCopy ? 1 : team_->num_threads(), copy, &copied);
+  return Status::Ok();
 }
 
 Status CpuDevice::Replay(const BatchView& batch, const float** logits) {

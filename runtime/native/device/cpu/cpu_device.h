@@ -21,7 +21,7 @@ namespace llmc {
 
 struct CpuDeviceOptions {
   uint32_t num_threads = 0;  // see TeamOptions, also for pin and idle_spin_us
-  uint32_t num_blocks = 0;  // including the dummy block
+  PoolCounts pool;
   bool pin = true;
   uint32_t idle_spin_us = 1000;
   bool adapt = false;  // see TeamOptions; off here because a measurement needs all threads
@@ -54,7 +54,8 @@ class CpuDevice final : public Device, public CommandRunner {
     adapters_.Load(slot, matrices);
     return Status::Ok();
   }
-  uint32_t num_blocks() const override { return pool_.num_blocks(); }
+  uint32_t num_blocks() const override { return pool_.counts().blocks; }
+  uint32_t num_states() const override { return pool_.counts().states; }
   uint32_t num_host_threads() const override { return team_->num_threads(); }
   // Copies a part of the weights to huge pages, if that pays. An error: weights cannot be read.
   Status BeforeStep() override;
@@ -81,9 +82,16 @@ class CpuDevice final : public Device, public CommandRunner {
   Status RunCommand(uint32_t command) override;
   Status ReadOperand(uint32_t command, uint32_t operand, uint64_t bytes, void* out) override;
   void ForEach(uint32_t count, uint32_t num_workers, Job job, void* context) override;
-  Status CopyBlock(uint32_t from, uint32_t to) override { return pool_.Copy(from, to); }
-  Status ReadBlock(uint32_t block, unsigned char* out) override { return pool_.Read(block, out); }
-  Status WriteBlock(uint32_t block, const unsigned char* from) override { return pool_.Write(block, from); }
+  Status CopyBlock(uint32_t from, uint32_t to) override { return Copy(PoolKind::kBlocks, from, to); }
+  Status CopyState(uint32_t from, uint32_t to) override { return Copy(PoolKind::kStates, from, to); }
+  Status ReadBlock(uint32_t block, unsigned char* out) override { return pool_.Read(PoolKind::kBlocks, block, out); }
+  Status ReadState(uint32_t slot, unsigned char* out) override { return pool_.Read(PoolKind::kStates, slot, out); }
+  Status WriteBlock(uint32_t block, const unsigned char* from) override {
+    return pool_.Write(PoolKind::kBlocks, block, from);
+  }
+  Status WriteState(uint32_t slot, const unsigned char* from) override {
+    return pool_.Write(PoolKind::kStates, slot, from);
+  }
 
   // Like Run, for a batch owned by the caller.
   Status Replay(const BatchView& batch, const float** logits);
@@ -98,6 +106,7 @@ class CpuDevice final : public Device, public CommandRunner {
             const CpuDeviceOptions& options);
   Status PlaceMemory(std::shared_ptr<const Artifact> artifact, const CpuDeviceOptions& options);
   Status LoadProgram(std::shared_ptr<const Artifact> artifact, std::shared_ptr<const CpuCode> code);
+  Status Copy(PoolKind kind, uint32_t from, uint32_t to);
   CpuProgram::Memory memory() const { return {&weights_, pool_, adapters_, stage_}; }
 
   ModelShape shape_;

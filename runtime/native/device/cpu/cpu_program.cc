@@ -34,8 +34,9 @@ Status CpuProgram::Make(std::shared_ptr<const Artifact> of, std::shared_ptr<cons
   uint64_t offsets[kNumInputs + 2] = {}, bytes = 0, max_samples = 0, max_tokens = 0;
   for (uint32_t i = 0; i < kNumInputs; ++i) {
     uint64_t largest = 0;
-    const bool read = i != kAdapterTiles || !artifact.adapters().empty();
-    for (const GraphRecord& graph : artifact.graphs()) largest = std::max(largest, read ? InputBytes(graph, i) : 0);
+    for (const GraphRecord& graph : artifact.graphs()) {
+      if (artifact.has_input(i)) largest = std::max(largest, InputBytes(graph, i));
+    }
     offsets[i] = bytes;
     bytes += largest;
   }

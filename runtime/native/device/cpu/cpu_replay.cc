@@ -28,10 +28,10 @@ uint64_t MostAheadBytes() {
 
 }  // namespace
 
-CpuReplay::CpuReplay(Team* team, uint32_t num_blocks, bool eager, std::shared_ptr<Collective> collective,
+CpuReplay::CpuReplay(Team* team, const PoolCounts& pool, bool eager, std::shared_ptr<Collective> collective,
                      uint32_t most_started)
     : team_(team),
-      num_blocks_(num_blocks),
+      pool_(pool),
       eager_(eager),
       most_ahead_bytes_(MostAheadBytes()),
       collective_(std::move(collective)),
@@ -61,6 +61,7 @@ void CpuReplay::CopyInputs(const BatchView& b, CpuProgram* program, StepRows* ro
   copy(kContextLens, b.context_lens, b.num_seqs);
   copy(kQueryStart, b.query_start, uint64_t{b.num_seqs} + 1);
   copy(kSampleIndex, b.sample_index, b.num_samples);
+  if (b.state_slots != nullptr) copy(kStateSlots, b.state_slots, uint64_t{b.num_seqs} * kStateFields);
   const uint32_t stride =
       FillBlockTables(program->artifact().shape(), b, program->input(kBlockTables), program->input(kTokenSeq));
   if (!program->artifact().adapters().empty()) tiler_.Write(b, program->input(kAdapterTiles));
@@ -70,7 +71,7 @@ void CpuReplay::CopyInputs(const BatchView& b, CpuProgram* program, StepRows* ro
   rows->scalars[1] = b.num_seqs;
   rows->scalars[2] = b.num_samples;
   rows->scalars[3] = stride;
-  rows->scalars[4] = num_blocks_;
+  rows->scalars[4] = pool_.blocks;
   rows->scalars[5] = team_->size();
 }
 
@@ -180,7 +181,7 @@ void CpuReplay::WalkTimed(uint32_t thread, uint32_t num_threads) {
 
 Status CpuReplay::Start(const ModelShape& model, const BatchView& batch) {
   const uint64_t start_ns = MonotonicNs(), start = Ticks();
-  LLMC_RETURN_IF_ERROR(CheckBatch(model, num_blocks_, batch));
+  LLMC_RETURN_IF_ERROR(CheckBatch(model, pool_.blocks, pool_.states, batch));
   if (least_cut_rows_ != 0 && batch.num_tokens >= least_cut_rows_ && CutBatch(batch, batch.num_tokens / 2, &parts_)) {
     RunParts(batch);
     times_.Account(spent_, program_.artifact().graphs()[batch.graph].num_commands, start, Ticks(),
@@ -219,7 +220,7 @@ Status CpuReplay::Finish() {
 }
 
 Status CpuReplay::Begin(const ModelShape& model, const BatchView& batch) {
-  LLMC_RETURN_IF_ERROR(CheckBatch(model, num_blocks_, batch));
+  LLMC_RETURN_IF_ERROR(CheckBatch(model, pool_.blocks, pool_.states, batch));
   CopyInputs(batch, &program_, &rows_);
   current_ = program_.Dealt(batch.graph, team_->size());
   return Status::Ok();

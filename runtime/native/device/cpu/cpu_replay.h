@@ -59,9 +59,10 @@ struct StepRows {
 
 class CpuReplay {
  public:
-  // The team must outlive it. num_blocks: of the KV pool. eager: the team starts and ends at every command. collective:
+  // The team must outlive it. pool: its entries. eager: the team starts and ends at every command. collective:
   // for several ranks. most_started: steps that are started and not finished at a time.
-  CpuReplay(Team* team, uint32_t num_blocks, bool eager, std::shared_ptr<Collective> collective, uint32_t most_started);
+  CpuReplay(Team* team, const PoolCounts& pool, bool eager, std::shared_ptr<Collective> collective,
+            uint32_t most_started);
 
   // Call between two replays; *program then holds the previous one. On an exception nothing has changed.
   void Adopt(CpuProgram* program);
@@ -119,7 +120,7 @@ class CpuReplay {
   void WalkTimed(uint32_t thread, uint32_t num_threads);
 
   Team* team_;
-  uint32_t num_blocks_;
+  const PoolCounts pool_;
   const bool eager_;
   uint64_t most_ahead_bytes_;
   std::shared_ptr<Collective> collective_;  // null: this rank is alone

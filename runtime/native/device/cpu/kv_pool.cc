@@ -12,20 +12,23 @@ constexpr uint64_t kMaxBytes = 1ull << 62;  // of a pool
 
 }  // namespace
 
-Status KvPool::Allocate(const Artifact& artifact, uint32_t stage, uint32_t num_blocks, KvPool* out) {
+Status KvPool::Allocate(const Artifact& artifact, uint32_t stage, const PoolCounts& counts, KvPool* out) {
   const StageRecord layers = artifact.layers_of(stage);
   KvPool pool;
-  pool.num_blocks_ = num_blocks;
+  pool.counts_ = counts;
   pool.first_layer_ = layers.first_layer;
   uint64_t end = 0;
-  for (uint32_t i = 0; i < layers.num_layers; ++i) {
-    const KvLayerRecord layer = artifact.kv_layer(layers.first_layer + i);
-    for (const uint64_t block_bytes : {layer.key_block_bytes, layer.value_block_bytes}) {
+  for (uint32_t layer = layers.first_layer; layer < layers.first_layer + layers.num_layers; ++layer) {
+    const PoolKind kind = PoolKindOf(artifact, layer);
+    for (const uint64_t entry_bytes : {artifact.key_block_bytes(layer), artifact.value_block_bytes(layer)}) {
       uint64_t bytes = 0;
-      pool.parts_.push_back({end, block_bytes});
-      if (__builtin_mul_overflow(block_bytes, uint64_t{num_blocks}, &bytes) || bytes > kMaxBytes - end) {
-        return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "a KV pool of " + std::to_string(num_blocks) +
-                                                         " blocks overflows 64 bits; ask for fewer blocks");
+      const Part part = {end, entry_bytes};
+      pool.parts_.push_back(part);
+      if (entry_bytes != 0) pool.kind_parts_[static_cast<uint32_t>(kind)].push_back(part);
+      if (__builtin_mul_overflow(entry_bytes, uint64_t{counts[kind]}, &bytes) || bytes > kMaxBytes - end) {
+        return Status::Error(LLMC_ERR_OUT_OF_MEMORY, "a KV pool of " + std::to_string(counts[kind]) +
+                                                         TextOf(kind, " blocks", " slots of states") +
+                                                         " overflows 64 bits; ask for fewer");
       }
       end += RoundUp(bytes, kAlignment);
     }
@@ -35,46 +38,32 @@ Status KvPool::Allocate(const Artifact& artifact, uint32_t stage, uint32_t num_b
   return Status::Ok();
 }
 
-void KvPool::Touch(uint64_t num_blocks) {
-  for (const Part& part : parts_) {
-    TouchPages(pages_.data() + part.Block(touched_blocks_), pages_.data() + part.Block(num_blocks));
+void KvPool::Touch(PoolKind kind, uint64_t count) {
+  for (const Part& part : parts_of(kind)) {
+    TouchPages(pages_.data() + part.Entry(touched_[kind]), pages_.data() + part.Entry(count));
   }
-  touched_blocks_ = std::max(touched_blocks_, num_blocks);
+  touched_[kind] = std::max(touched_[kind], count);
 }
 
-Status KvPool::Copy(uint32_t from, uint32_t to) {
-  if (from >= num_blocks_ || to >= num_blocks_) {
-    return Status::Error(LLMC_ERR_OUT_OF_RANGE, "cannot copy KV block " + std::to_string(from) + " to " +
-                                                    std::to_string(to) + "; the pool has " +
-                                                    std::to_string(num_blocks_) + " blocks");
-  }
-  if (from == to) return Status::Ok();
-  for (const Part& part : parts_) {
-    std::memcpy(pages_.data() + part.Block(to), pages_.data() + part.Block(from), part.block_bytes);
-  }
-  return Status::Ok();
+void KvPool::CopyPart(PoolKind kind, uint32_t part, uint32_t from, uint32_t to) {
+  const Part& of = parts_of(kind)[part];
+  std::memcpy(pages_.data() + of.Entry(to), pages_.data() + of.Entry(from), of.entry_bytes);
 }
 
-Status KvPool::CheckBlock(uint32_t block) const {
-  if (block < num_blocks_) return Status::Ok();
-  return Status::Error(LLMC_ERR_OUT_OF_RANGE, "KV block " + std::to_string(block) + " does not exist; the pool has " +
-                                                  std::to_string(num_blocks_) + " blocks");
-}
-
-Status KvPool::Read(uint32_t block, unsigned char* out) const {
-  LLMC_RETURN_IF_ERROR(CheckBlock(block));
-  for (const Part& part : parts_) {
-    std::memcpy(out, pages_.data() + part.Block(block), part.block_bytes);
-    out += part.block_bytes;
+Status KvPool::Read(PoolKind kind, uint32_t entry, unsigned char* out) const {
+  LLMC_RETURN_IF_ERROR(CheckEntry(kind, entry, counts_[kind]));
+  for (const Part& part : parts_of(kind)) {
+    std::memcpy(out, pages_.data() + part.Entry(entry), part.entry_bytes);
+    out += part.entry_bytes;
   }
   return Status::Ok();
 }
 
-Status KvPool::Write(uint32_t block, const unsigned char* from) {
-  LLMC_RETURN_IF_ERROR(CheckBlock(block));
-  for (const Part& part : parts_) {
-    std::memcpy(pages_.data() + part.Block(block), from, part.block_bytes);
-    from += part.block_bytes;
+Status KvPool::Write(PoolKind kind, uint32_t entry, const unsigned char* from) {
+  LLMC_RETURN_IF_ERROR(CheckEntry(kind, entry, counts_[kind]));
+  for (const Part& part : parts_of(kind)) {
+    std::memcpy(pages_.data() + part.Entry(entry), from, part.entry_bytes);
+    from += part.entry_bytes;
   }
   return Status::Ok();
 }

@@ -16,7 +16,7 @@ class OpenCpu final : public OpenDevice {
   Status Load(std::shared_ptr<const Artifact> artifact, const LoadOptions& load,
               std::unique_ptr<Device>* out) const override {
     CpuDeviceOptions options = options_;
-    options.num_blocks = load.num_blocks;
+    options.pool = {load.num_blocks, load.num_states};
     options.adapt = !load.timed;
     options.collective = load.collective;
     options.steps_in_flight = load.steps_in_flight;

@@ -11,13 +11,13 @@
 
 namespace llmc {
 
-Status CuMemory::Make(CuMachinePtr machine, const Artifact& artifact, uint32_t num_blocks, uint32_t rank,
+Status CuMemory::Make(CuMachinePtr machine, const Artifact& artifact, const PoolCounts& counts, uint32_t rank,
                       uint64_t offload_bytes, CuStreamHandle stream, std::unique_ptr<CuMemory>* out) {
   std::unique_ptr<CuMemory> made(new CuMemory(std::move(machine)));
   const CuMachinePtr& cuda = made->machine_;
-  made->num_blocks_ = num_blocks;
+  made->counts_ = counts;
   made->rank_ = rank;
-  made->bytes_ = DeviceMemory::Of(artifact, num_blocks, rank);
+  made->bytes_ = DeviceMemory::Of(artifact, counts, rank);
   const CuDrain drain(*cuda, stream);
   LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact, offload_bytes));
   LLMC_RETURN_IF_ERROR(made->MakePools(artifact, stream));
@@ -41,7 +41,7 @@ Status CuMemory::MakeWork(const Artifact& artifact, CuStreamHandle stream, CuWor
   const auto take = [this](const char* what, uint64_t bytes, CuBuffer* buffer) {
     return TakeMemory(machine_, what, bytes, buffer);
   };
-  LLMC_RETURN_IF_ERROR(CuWork::Make(DeviceMemory::Of(artifact, num_blocks_, rank_), take, &made));
+  LLMC_RETURN_IF_ERROR(CuWork::Make(DeviceMemory::Of(artifact, counts_, rank_), take, &made));
   const CuDrain drain(*machine_, stream);
   LLMC_RETURN_IF_ERROR(ClearArena(stream, made));
   *out = std::move(made);
@@ -49,21 +49,24 @@ Status CuMemory::MakeWork(const Artifact& artifact, CuStreamHandle stream, CuWor
 }
 
 Status CuMemory::MakePools(const Artifact& artifact, CuStreamHandle stream) {
-  if (bytes_.pool > 0) {
-    LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "the KV pool", bytes_.pool, &pool_));
-    LLMC_RETURN_IF_ERROR(
-        machine_->Check("Clearing the KV pool", (*machine_)->Memset(pool_.get(), 0, bytes_.pool, stream)));
+  const uint64_t bytes = bytes_.pools.blocks + bytes_.pools.states;
+  if (bytes > 0) {
+    LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "the KV pool", bytes, &pool_));
+    LLMC_RETURN_IF_ERROR(machine_->Check("Clearing the KV pool", (*machine_)->Memset(pool_.get(), 0, bytes, stream)));
   }
   const auto num_layers = static_cast<size_t>(artifact.model().num_layers);
   at_.keys.resize(num_layers);
   at_.values.resize(num_layers);
   CuPointer at = pool_.get();
-  return CuState::EachKv(bytes_, [&](auto pool, size_t layer, uint64_t bytes) {
-    (at_.*pool)[layer] = at;
-    at += bytes * num_blocks_;
-    saved_bytes_ += bytes;
-    return Status::Ok();
-  });
+  for (const PoolKind kind : kPoolKinds) {
+    LLMC_RETURN_IF_ERROR(CuState::EachPart(bytes_, kind, [&](auto pool, size_t layer, uint64_t entry) {
+      (at_.*pool)[layer] = at;
+      at += entry * counts_[kind];
+      entry_bytes_[kind] += entry;
+      return Status::Ok();
+    }));
+  }
+  return Status::Ok();
 }
 
 // Clears all slots: rank 0 means no adapter.
@@ -149,52 +152,59 @@ CuPointer CuMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inpu
   return place.memory + place.offset;
 }
 
-Status CuMemory::CopyBlock(CuStreamHandle stream, uint32_t from, uint32_t to) const {
-  LLMC_RETURN_IF_ERROR(CheckCopy(from, to, num_blocks_));
+Status CuMemory::Copy(CuStreamHandle stream, PoolKind kind, uint32_t from, uint32_t to) const {
+  LLMC_RETURN_IF_ERROR(CheckCopy(kind, from, to, counts_[kind]));
   if (from == to) return Status::Ok();
-  return EachKv([&](CuPointer pool, uint64_t bytes) {
-    return machine_->Check("Copying a KV block",
+  return EachPart(kind, [&](CuPointer pool, uint64_t bytes) {
+    return machine_->Check(TextOf(kind, "Copying a KV block", "Copying states"),
                            (*machine_)->MemcpyOnDevice(pool + to * bytes, pool + from * bytes, bytes, stream));
   });
 }
 
-Status CuMemory::ToHost(const char* doing, CuStreamHandle stream, uint32_t block, unsigned char* out) const {
-  return EachKv([&](CuPointer pool, uint64_t bytes) {
-    const Status status = machine_->Check(doing, (*machine_)->MemcpyToHost(out, pool + block * bytes, bytes, stream));
+Status CuMemory::ToHost(const char* doing, CuStreamHandle stream, PoolKind kind, uint32_t entry,
+                        unsigned char* out) const {
+  return EachPart(kind, [&](CuPointer pool, uint64_t bytes) {
+    const Status status = machine_->Check(doing, (*machine_)->MemcpyToHost(out, pool + entry * bytes, bytes, stream));
     out += bytes;
     return status;
   });
 }
 
-Status CuMemory::FromHost(const char* doing, CuStreamHandle stream, uint32_t block, const unsigned char* from) const {
-  return EachKv([&](CuPointer pool, uint64_t bytes) {
+Status CuMemory::FromHost(const char* doing, CuStreamHandle stream, PoolKind kind, uint32_t entry,
+                          const unsigned char* from) const {
+  return EachPart(kind, [&](CuPointer pool, uint64_t bytes) {
     const Status status =
-        machine_->Check(doing, (*machine_)->MemcpyToDevice(pool + block * bytes, from, bytes, stream));
+        machine_->Check(doing, (*machine_)->MemcpyToDevice(pool + entry * bytes, from, bytes, stream));
     from += bytes;
     return status;
   });
 }
 
-Status CuMemory::ReadBlock(CuStreamHandle stream, uint32_t block, unsigned char* out) const {
-  LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
-  return ToHost("Reading a KV block", stream, block, out);
+Status CuMemory::Read(CuStreamHandle stream, PoolKind kind, uint32_t entry, unsigned char* out) const {
+  LLMC_RETURN_IF_ERROR(CheckEntry(kind, entry, counts_[kind]));
+  return ToHost(TextOf(kind, "Reading a KV block", "Reading states"), stream, kind, entry, out);
 }
 
-Status CuMemory::WriteBlock(CuStreamHandle stream, uint32_t block, const unsigned char* from) const {
-  LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
-  return FromHost("Writing a KV block", stream, block, from);
+Status CuMemory::Write(CuStreamHandle stream, PoolKind kind, uint32_t entry, const unsigned char* from) const {
+  LLMC_RETURN_IF_ERROR(CheckEntry(kind, entry, counts_[kind]));
+  return FromHost(TextOf(kind, "Writing a KV block", "Writing states"), stream, kind, entry, from);
 }
 
-Status CuMemory::OpenSwapSpace(uint32_t num_places) {
-  return TakePinned(machine_, "swap space", uint64_t{num_places} * saved_bytes_, &swap_);
+Status CuMemory::OpenSwapSpace(const PoolCounts& places) {
+  for (const PoolKind kind : kPoolKinds) {
+    const uint64_t bytes = places[kind] * entry_bytes_[kind];
+    if (bytes > 0) LLMC_RETURN_IF_ERROR(TakePinned(machine_, "swap space", bytes, &swap_[kind]));
+  }
+  return Status::Ok();
 }
 
-Status CuMemory::SaveBlock(CuStreamHandle stream, uint32_t block, uint32_t place) const {
-  return ToHost("Saving a KV block", stream, block, SavedAt(place));
+Status CuMemory::Save(CuStreamHandle stream, PoolKind kind, uint32_t entry, uint32_t place) const {
+  return ToHost(TextOf(kind, "Saving a KV block", "Saving states"), stream, kind, entry, SavedAt(kind, place));
 }
 
-Status CuMemory::LoadBlock(CuStreamHandle stream, uint32_t place, uint32_t block) const {
-  return FromHost("Bringing a KV block back", stream, block, SavedAt(place));
+Status CuMemory::Load(CuStreamHandle stream, PoolKind kind, uint32_t place, uint32_t entry) const {
+  return FromHost(TextOf(kind, "Bringing a KV block back", "Bringing states back"), stream, kind, entry,
+                  SavedAt(kind, place));
 }
 
 }  // namespace llmc

@@ -1,5 +1,6 @@
 #include "device/cuda/cuda_device.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -10,7 +11,7 @@ Status CudaDevice::Create(const CuMachinePtr& machine, std::shared_ptr<const Art
                           const LoadOptions& load, const CudaOptions& options, std::unique_ptr<CudaDevice>* out) {
   std::unique_ptr<CudaDevice> device(new CudaDevice(machine, std::move(artifact), load.collective, options));
   LLMC_RETURN_IF_ERROR(device->InScope([&] { return MakeEvent(machine, &device->done_); }));
-  LLMC_RETURN_IF_ERROR(device->Load(load.num_blocks));
+  LLMC_RETURN_IF_ERROR(device->Load({load.num_blocks, load.num_states}));
   *out = std::move(device);
   return Status::Ok();
 }
@@ -96,28 +97,27 @@ void CudaDevice::AddProgramStats(std::vector<DeviceStat>* out) const {
   out->push_back({"nccl_refusal", static_cast<uint64_t>(refusal_)});
 }
 
-Status CudaDevice::ReadBlock(uint32_t block, unsigned char* out) {
-  return InScope([&] {
-    LLMC_RETURN_IF_ERROR(TakeBlock());
-    LLMC_RETURN_IF_ERROR(memory_->ReadBlock(queue_.get(), block, static_cast<unsigned char*>(block_.get())));
-    LLMC_RETURN_IF_ERROR(Finish("Reading a KV block"));
-    std::memcpy(out, block_.get(), model().kv_block_bytes);
-    return Status::Ok();
-  });
+Status CudaDevice::ReadEntry(PoolKind kind, uint32_t entry, unsigned char* out) {
+  LLMC_RETURN_IF_ERROR(TakeEntry(kind));
+  void* host = on_way_[kind].get();
+  LLMC_RETURN_IF_ERROR(memory_->Read(queue_.get(), kind, entry, static_cast<unsigned char*>(host)));
+  LLMC_RETURN_IF_ERROR(Finish(TextOf(kind, "Reading a KV block", "Reading states")));
+  std::memcpy(out, host, memory_->entry_bytes(kind));
+  return Status::Ok();
 }
 
-Status CudaDevice::WriteBlock(uint32_t block, const unsigned char* from) {
-  return InScope([&] {
-    LLMC_RETURN_IF_ERROR(TakeBlock());
-    std::memcpy(block_.get(), from, model().kv_block_bytes);
-    LLMC_RETURN_IF_ERROR(memory_->WriteBlock(queue_.get(), block, static_cast<const unsigned char*>(block_.get())));
-    return Finish("Writing a KV block");
-  });
+Status CudaDevice::WriteEntry(PoolKind kind, uint32_t entry, const unsigned char* from) {
+  LLMC_RETURN_IF_ERROR(TakeEntry(kind));
+  void* host = on_way_[kind].get();
+  std::memcpy(host, from, memory_->entry_bytes(kind));
+  LLMC_RETURN_IF_ERROR(memory_->Write(queue_.get(), kind, entry, static_cast<const unsigned char*>(host)));
+  return Finish(TextOf(kind, "Writing a KV block", "Writing states"));
 }
 
-Status CudaDevice::TakeBlock() {
-  if (block_.get() != nullptr) return Status::Ok();
-  return TakePinned(machine_, "a KV block on its way", model().kv_block_bytes, &block_);
+Status CudaDevice::TakeEntry(PoolKind kind) {
+  if (on_way_[kind].get() != nullptr) return Status::Ok();
+  const uint64_t bytes = std::max<uint64_t>(memory_->entry_bytes(kind), 1);
+  return TakePinned(machine_, TextOf(kind, "a KV block on its way", "states on their way"), bytes, &on_way_[kind]);
 }
 
 Status CudaDevice::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) {

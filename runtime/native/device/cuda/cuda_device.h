@@ -42,8 +42,6 @@ class CudaDevice final : public GpuDevice<CudaParts> {
   ~CudaDevice() override { Drain(); }
 
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override;
-  Status ReadBlock(uint32_t block, unsigned char* out) override;
-  Status WriteBlock(uint32_t block, const unsigned char* from) override;
 
  private:
   CudaDevice(CuMachinePtr machine, std::shared_ptr<const Artifact> artifact, std::shared_ptr<Collective> ranks,
@@ -55,6 +53,8 @@ class CudaDevice final : public GpuDevice<CudaParts> {
                       std::shared_ptr<const CuPrograms>* out) const override;
   Status OpenQueue(CuStream* out) const override { return MakeStream(machine_, out); }
   Status JoinRanks() override;
+  Status ReadEntry(PoolKind kind, uint32_t entry, unsigned char* out) override;
+  Status WriteEntry(PoolKind kind, uint32_t entry, const unsigned char* from) override;
   Status MakeSampling(std::unique_ptr<CuSampling>* out) const override;
   Status MakeGraphs(const Artifact& artifact, Runner* runner) const override;
   int32_t* WordsOf(Runner* runner) const override {
@@ -70,14 +70,14 @@ class CudaDevice final : public GpuDevice<CudaParts> {
 
   // Enqueues a copy of a step's logits to the host.
   Status CopyLogits(uint32_t num_samples);
-  // Allocates block_ at the first call.
-  Status TakeBlock();
+  // Allocates on_way_ of that kind at the first call.
+  Status TakeEntry(PoolKind kind);
 
   const NcclChoice choice_;
   const bool early_;
   std::shared_ptr<const CuNccl> nccl_;  // nullptr: the host exchanges what ranks have
   NcclRefusal refusal_ = NcclRefusal::kNone;
-  CuPinned block_;  // a KV block between host and GPU: copies from other memory of the host would wait
+  OfKinds<CuPinned> on_way_;  // an entry between host and GPU: copies from other memory of the host would wait
   CuEvent done_;
 };
 

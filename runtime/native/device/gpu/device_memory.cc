@@ -8,13 +8,14 @@ namespace llmc {
 
 std::string MemorySize(uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
-DeviceMemory DeviceMemory::Of(const Artifact& artifact, uint32_t num_blocks, uint32_t rank) {
+DeviceMemory DeviceMemory::Of(const Artifact& artifact, const PoolCounts& counts, uint32_t rank) {
   DeviceMemory of;
   const StageRecord stage = artifact.layers_of(artifact.stage_of(rank));
   of.first_layer = stage.first_layer;
-  for (uint32_t i = 0; i < stage.num_layers; ++i) {
-    of.layers.push_back(artifact.kv_layer(stage.first_layer + i));
-    of.pool += (of.layers.back().key_block_bytes + of.layers.back().value_block_bytes) * num_blocks;
+  for (uint32_t layer = stage.first_layer; layer < stage.first_layer + stage.num_layers; ++layer) {
+    const LayerPools pools = {PoolKindOf(artifact, layer), artifact.kv_layer(layer)};
+    of.layers.push_back(pools);
+    of.pools[pools.kind] += (pools.bytes.key_block_bytes + pools.bytes.value_block_bytes) * counts[pools.kind];
   }
   of.arena = std::max<uint64_t>(artifact.max_arena_bytes(), kAlignment);
   for (const GraphRecord& graph : artifact.graphs()) {
@@ -39,8 +40,9 @@ Status DeviceMemory::CheckFits(const Artifact& artifact, const std::string& name
   return Status::Error(
       LLMC_ERR_OUT_OF_MEMORY,
       "the artifact '" + artifact.directory() + "' needs " + MemorySize(total()) + " (weights " + MemorySize(weights) +
-          ", KV pool " + MemorySize(pool) + (adapters == 0 ? "" : ", adapters " + MemorySize(adapters)) + ", arena " +
-          MemorySize(arena) + ") and '" + name + "' has " + MemorySize(bytes) + (of.empty() ? "" : " " + of) +
+          ", KV pool " + MemorySize(pools.blocks) + (pools.states == 0 ? "" : ", states " + MemorySize(pools.states)) +
+          (adapters == 0 ? "" : ", adapters " + MemorySize(adapters)) + ", arena " + MemorySize(arena) + ") and '" +
+          name + "' has " + MemorySize(bytes) + (of.empty() ? "" : " " + of) +
           "; ask for a smaller KV pool by --gpu-memory-utilization or --kv-bytes, keep weights on the "
           "host by --cpu-offload-gib, or choose another device");
 }
@@ -52,13 +54,6 @@ std::vector<const WeightRecord*> WeightsOfRank(const Artifact& artifact, uint32_
     if (read[i]) weights[i] = &artifact.weights()[artifact.weight_of(i, rank)];
   }
   return weights;
-}
-
-Status CheckCopy(uint32_t from, uint32_t to, uint32_t num_blocks) {
-  if (from < num_blocks && to < num_blocks) return Status::Ok();
-  return Status::Error(LLMC_ERR_OUT_OF_RANGE, "cannot copy KV block " + std::to_string(from) + " to " +
-                                                  std::to_string(to) + "; the pool has " + std::to_string(num_blocks) +
-                                                  " blocks");
 }
 
 }  // namespace llmc

@@ -6,18 +6,25 @@
 
 #include "artifact/artifact.h"
 #include "core/status.h"
+#include "device/pool_kind.h"
 
 namespace llmc {
 
-struct DeviceMemory {
-  uint64_t weights = 0, pool = 0, adapters = 0, arena = 0, step = 0, logits = 0;
-  uint32_t first_layer = 0;                 // of those that have pools
-  std::vector<KvLayerRecord> layers;        // these
-  uint32_t max_samples = 1;                 // of any graph
+struct LayerPools {
+  PoolKind kind;
+  KvLayerRecord bytes;  // of an entry
+};
 
-  // num_blocks: blocks of the KV pool, with the dummy block. rank: whose part of the artifact it is.
-  static DeviceMemory Of(const Artifact& artifact, uint32_t num_blocks, uint32_t rank);
-  uint64_t total() const { return weights + pool + adapters + arena + step + logits; }
+struct DeviceMemory {
+  uint64_t weights = 0, adapters = 0, arena = 0, step = 0, logits = 0;
+  OfKinds<uint64_t> pools;
+  uint32_t first_layer = 0;        // of those that have pools
+  std::vector<LayerPools> layers;  // these
+  uint32_t max_samples = 1;        // of any graph
+
+  // rank: whose part of the artifact it is.
+  static DeviceMemory Of(const Artifact& artifact, const PoolCounts& counts, uint32_t rank);
+  uint64_t total() const { return weights + pools.blocks + pools.states + adapters + arena + step + logits; }
   // Whether a device called `name` with `bytes` bytes has room for it. of: what these bytes are, for the error.
   Status CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes, const std::string& of = "") const;
 };
@@ -27,7 +34,5 @@ std::vector<const WeightRecord*> WeightsOfRank(const Artifact& artifact, uint32_
 
 // Bytes as text with a unit.
 std::string MemorySize(uint64_t bytes);
-// Checks a copy of KV block `from` to `to` in a pool of num_blocks.
-Status CheckCopy(uint32_t from, uint32_t to, uint32_t num_blocks);
 
 }  // namespace llmc

@@ -19,6 +19,7 @@
 #include "device/gpu/launch.h"
 #include "device/gpu/step_inputs.h"
 #include "device/gpu/swap_time.h"
+#include "device/pool_kind.h"
 #include "device/rank_count.h"
 #include "device/registry.h"
 
@@ -37,7 +38,8 @@ template <class Parts>
 class GpuDevice : public Device, public CommandRunner {
  public:
   const ModelShape& model() const final { return shape_; }
-  uint32_t num_blocks() const final { return memory_->num_blocks(); }
+  uint32_t num_blocks() const final { return memory_->counts().blocks; }
+  uint32_t num_states() const final { return memory_->counts().states; }
   bool samples() const final { return sampling_ != nullptr; }
   Overlap overlap() const final { return options_.overlap ? OverlapOf(sampling_.get()) : Overlap::kNone; }
   bool launches(uint32_t graph) const final { return !run_.graphs->is_recorded(graph); }
@@ -95,32 +97,47 @@ class GpuDevice : public Device, public CommandRunner {
     return InScope([&] { return sampling_->End(tasks, outcomes, lost); });
   }
 
-  Status CopyBlock(uint32_t from, uint32_t to) final {
-    return InScope([&] { return memory_->CopyBlock(queue_.get(), from, to); });
-  }
+  Status CopyBlock(uint32_t from, uint32_t to) final { return CopyEntry(PoolKind::kBlocks, from, to); }
+  Status CopyState(uint32_t from, uint32_t to) final { return CopyEntry(PoolKind::kStates, from, to); }
 
   Status AwaitCopies() final {
     return InScope([&] { return Finish("Copying KV blocks"); });
   }
 
-  // Block 0 belongs to no sequence, so it is used for timing copies.
-  Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) final {
+  // Block 0 and slot 0 belong to no sequence, so they are used for timing copies.
+  Status OpenSwapSpace(uint32_t num_places, uint32_t num_state_places, uint64_t* ns, uint64_t* state_ns) final {
     return InScope([&] {
-      LLMC_RETURN_IF_ERROR(memory_->OpenSwapSpace(num_places));
-      const auto copy = [this] {
-        LLMC_RETURN_IF_ERROR(memory_->SaveBlock(queue_.get(), 0, 0));
-        return memory_->LoadBlock(queue_.get(), 0, 0);
-      };
-      return TimeSwap(copy, [this] { return Finish("Copying KV blocks"); }, ns);
+      *ns = *state_ns = 0;
+      const PoolCounts places = {num_places, num_state_places};
+      LLMC_RETURN_IF_ERROR(memory_->OpenSwapSpace(places));
+      for (const PoolKind kind : kPoolKinds) {
+        if (places[kind] == 0) continue;
+        const auto copy = [&] {
+          LLMC_RETURN_IF_ERROR(memory_->Save(queue_.get(), kind, 0, 0));
+          return memory_->Load(queue_.get(), kind, 0, 0);
+        };
+        const auto finish = [&] { return Finish(TextOf(kind, "Copying KV blocks", "Copying states")); };
+        LLMC_RETURN_IF_ERROR(TimeSwap(copy, finish, kind == PoolKind::kBlocks ? ns : state_ns));
+      }
+      return Status::Ok();
     });
   }
-  Status SaveBlock(uint32_t block, uint32_t place) final {
-    ++num_saved_;
-    return InScope([&] { return memory_->SaveBlock(queue_.get(), block, place); });
+  Status SaveBlock(uint32_t block, uint32_t place) final { return SaveEntry(PoolKind::kBlocks, block, place); }
+  Status LoadBlock(uint32_t place, uint32_t block) final { return LoadEntry(PoolKind::kBlocks, place, block); }
+  Status SaveState(uint32_t slot, uint32_t place) final { return SaveEntry(PoolKind::kStates, slot, place); }
+  Status LoadState(uint32_t place, uint32_t slot) final { return LoadEntry(PoolKind::kStates, place, slot); }
+
+  Status ReadBlock(uint32_t block, unsigned char* out) final {
+    return InScope([&] { return ReadEntry(PoolKind::kBlocks, block, out); });
   }
-  Status LoadBlock(uint32_t place, uint32_t block) final {
-    ++num_loaded_;
-    return InScope([&] { return memory_->LoadBlock(queue_.get(), place, block); });
+  Status WriteBlock(uint32_t block, const unsigned char* from) final {
+    return InScope([&] { return WriteEntry(PoolKind::kBlocks, block, from); });
+  }
+  Status ReadState(uint32_t slot, unsigned char* out) final {
+    return InScope([&] { return ReadEntry(PoolKind::kStates, slot, out); });
+  }
+  Status WriteState(uint32_t slot, const unsigned char* from) final {
+    return InScope([&] { return WriteEntry(PoolKind::kStates, slot, from); });
   }
 
   void Visit(uint32_t graph) final {
@@ -131,7 +148,7 @@ class GpuDevice : public Device, public CommandRunner {
     const uint64_t graphs = artifact_->graphs().size(), recorded = run_.graphs->num_recorded();
     *out = {{"weight_bytes", memory_->bytes().weights},
             {"offloaded_weight_bytes", memory_->offloaded_bytes()},
-            {"kv_pool_bytes", memory_->bytes().pool},
+            {"kv_pool_bytes", memory_->bytes().pools.blocks},
             {"arena_bytes", run_.work.arena_bytes},
             {"graph_bytes", run_.graphs->recorded_bytes()},
             {"recorded_graphs", recorded},
@@ -141,8 +158,13 @@ class GpuDevice : public Device, public CommandRunner {
             {"launched_steps", launched_.steps},
             {"launch_host_ns", launched_.ns},
             {"records_graphs", records()},
-            {"saved_blocks", num_saved_},
-            {"loaded_blocks", num_loaded_}};
+            {"saved_blocks", num_saved_.blocks},
+            {"loaded_blocks", num_loaded_.blocks}};
+    if (model().recurrent()) {
+      out->push_back({"state_pool_bytes", memory_->bytes().pools.states});
+      out->push_back({"saved_states", num_saved_.states});
+      out->push_back({"loaded_states", num_loaded_.states});
+    }
     AddProgramStats(out);
     GpuSampling::AddStats(sampling_.get(), out);
   }
@@ -190,16 +212,16 @@ class GpuDevice : public Device, public CommandRunner {
         options_(std::move(options)) {}
 
   // Programs first: code that this device cannot run is refused before anything large is allocated.
-  Status Load(uint32_t num_blocks) {
+  Status Load(const PoolCounts& counts) {
     return InScope([&] {
-      LLMC_RETURN_IF_ERROR(CheckNumBlocks(*artifact_, num_blocks));
+      LLMC_RETURN_IF_ERROR(CheckPoolCounts(*artifact_, counts));
       LLMC_RETURN_IF_ERROR(CheckRankCount(*artifact_, ranks_.get()));
       LLMC_RETURN_IF_ERROR(LoadPrograms(*artifact_, nullptr, &run_.programs));
       LLMC_RETURN_IF_ERROR(OpenQueue(&queue_));
       if (ranks_ != nullptr) LLMC_RETURN_IF_ERROR(JoinRanks());
       const uint32_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
       LLMC_RETURN_IF_ERROR(
-          Parts::Memory::Make(machine_, *artifact_, num_blocks, rank, options_.offload_bytes, queue_.get(), &memory_));
+          Parts::Memory::Make(machine_, *artifact_, counts, rank, options_.offload_bytes, queue_.get(), &memory_));
       // Of several ranks, the host of rank 0 draws.
       if (options_.sample && ranks_ == nullptr) LLMC_RETURN_IF_ERROR(MakeSampling(&sampling_));
       LLMC_RETURN_IF_ERROR(MakeRunner(*artifact_, 0, &run_));
@@ -237,6 +259,9 @@ class GpuDevice : public Device, public CommandRunner {
   virtual Status OpenQueue(typename Parts::Queue* out) const = 0;
   // Of several ranks, each calls it once, before it takes memory.
   virtual Status JoinRanks() { return Status::Ok(); }
+  // Copy an entry of pools to the host's memory and back, behind all earlier work, and wait for it.
+  virtual Status ReadEntry(PoolKind kind, uint32_t entry, unsigned char* out) = 0;
+  virtual Status WriteEntry(PoolKind kind, uint32_t entry, const unsigned char* from) = 0;
   // *out stays empty if the artifact has no kernels that draw.
   virtual Status MakeSampling(std::unique_ptr<typename Parts::Sampling>* out) const = 0;
   // Allocates a runner's memory of the host, and makes its graphs. Its programs and work are there.
@@ -278,6 +303,18 @@ class GpuDevice : public Device, public CommandRunner {
     });
   }
 
+  Status CopyEntry(PoolKind kind, uint32_t from, uint32_t to) {
+    return InScope([&] { return memory_->Copy(queue_.get(), kind, from, to); });
+  }
+  Status SaveEntry(PoolKind kind, uint32_t entry, uint32_t place) {
+    ++num_saved_[kind];
+    return InScope([&] { return memory_->Save(queue_.get(), kind, entry, place); });
+  }
+  Status LoadEntry(PoolKind kind, uint32_t place, uint32_t entry) {
+    ++num_loaded_[kind];
+    return InScope([&] { return memory_->Load(queue_.get(), kind, place, entry); });
+  }
+
   // first_new: graphs before it have run already. Work that it enqueues has ended when it returns.
   Status MakeRunner(const Artifact& artifact, size_t first_new, Runner* out) {
     LLMC_RETURN_IF_ERROR(memory_->MakeWork(artifact, queue_.get(), &out->work));
@@ -309,7 +346,7 @@ class GpuDevice : public Device, public CommandRunner {
   // *bytes: what the device needs of them.
   Status FillInputs(const StepBatch& batch, uint64_t* bytes) {
     LLMC_RETURN_IF_ERROR(CheckSizes(batch));
-    LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
+    LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), num_states(), ViewOf(batch)));
     run_.filled = 1 - run_.filled;
     *bytes = FillStep(model(), num_blocks(), batch, run_.graphs->inputs(batch.graph), &tiler_, WordsOf(&run_));
     return Status::Ok();
@@ -362,7 +399,7 @@ class GpuDevice : public Device, public CommandRunner {
     uint64_t steps = 0, ns = 0;
   };
   HostTime replayed_, launched_;
-  uint64_t num_saved_ = 0, num_loaded_ = 0;  // blocks
+  OfKinds<uint64_t> num_saved_, num_loaded_;
 };
 
 }  // namespace llmc

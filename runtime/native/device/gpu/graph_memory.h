@@ -17,15 +17,17 @@ template <class Buffer>
 struct GraphState {
   std::vector<Buffer> weights, keys, values, adapters;
 
-  // Calls visit(member, layer, bytes) for each part of a KV block: layer after layer, keys before values. Values that
-  // are part of keys have none.
+  // Calls visit(member, layer, bytes) for each part of a KV block, or of a slot: layer after layer, keys before values.
+  // Values that are part of keys have none.
   template <class Visit>
-  static Status EachKv(const DeviceMemory& sizes, Visit visit) {
-    size_t layer = sizes.first_layer;
-    for (const KvLayerRecord& of : sizes.layers) {
-      LLMC_RETURN_IF_ERROR(visit(&GraphState::keys, layer, of.key_block_bytes));
-      if (of.value_block_bytes != 0) LLMC_RETURN_IF_ERROR(visit(&GraphState::values, layer, of.value_block_bytes));
-      ++layer;
+  static Status EachPart(const DeviceMemory& sizes, PoolKind kind, Visit visit) {
+    for (size_t i = 0; i < sizes.layers.size(); ++i) {
+      const auto& [of, bytes] = sizes.layers[i];
+      if (of != kind) continue;
+      const size_t layer = sizes.first_layer + i;
+      LLMC_RETURN_IF_ERROR(visit(&GraphState::keys, layer, bytes.key_block_bytes));
+      if (bytes.value_block_bytes != 0)
+        LLMC_RETURN_IF_ERROR(visit(&GraphState::values, layer, bytes.value_block_bytes));
     }
     return Status::Ok();
   }

@@ -49,14 +49,4 @@ Status ReadLaunch(const Artifact& artifact, const KernelRecord& kernel, uint64_t
   return Status::Ok();
 }
 
-Status CheckNumBlocks(const Artifact& artifact, uint32_t num_blocks) {
-  // Slots, and the elements of a layer's pool, are counted in int32. Block 0 is the dummy block.
-  const auto max_blocks = static_cast<uint32_t>(std::min<uint64_t>(
-      static_cast<uint64_t>(INT32_MAX / artifact.model().block_size), artifact.shape().max_kv_blocks));
-  if (num_blocks >= 2 && num_blocks <= max_blocks) return Status::Ok();
-  return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "num_blocks with the dummy block is " + std::to_string(num_blocks) +
-                                                      ", outside 2 … " + std::to_string(max_blocks) +
-                                                      "; choose another pool size");
-}
-
 }  // namespace llmc

@@ -21,7 +21,5 @@ Status UnsupportedArtifact(const Artifact& artifact, const std::string& what);
 Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_t max_level);
 // group_items: most work items in a group of the device.
 Status ReadLaunch(const Artifact& artifact, const KernelRecord& kernel, uint64_t group_items, GpuLaunch* out);
-// Checks the number of blocks of a pool, with the dummy block.
-Status CheckNumBlocks(const Artifact& artifact, uint32_t num_blocks);
 
 }  // namespace llmc

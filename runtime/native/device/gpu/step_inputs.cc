@@ -7,16 +7,21 @@ namespace {
 
 constexpr uint64_t kScalarBytes = kAlignment;  // 8 of int32, then padding
 constexpr uint64_t kWordBytes = sizeof(int32_t);
+static_assert(kStateSlots == kAdapterTiles + 1 && kNumInputs == kStateSlots + 1, "StepLayout has all inputs");
 
 }  // namespace
 
 StepLayout StepLayout::Of(const GraphRecord& graph) {
   StepLayout layout;
   layout.bytes = kScalarBytes;
-  for (uint32_t i = 0; i < kNumInputs; ++i) {
-    layout.offsets[i] = layout.bytes;
-    layout.bytes += InputBytes(graph, i);
-  }
+  const auto add = [&](uint32_t input) {
+    layout.offsets[input] = layout.bytes;
+    layout.bytes += InputBytes(graph, input);
+  };
+  for (uint32_t i = 0; i < kAdapterTiles; ++i) add(i);
+  // Of the last ones, a step sends only what it uses.
+  add(kStateSlots);
+  add(kAdapterTiles);
   return layout;
 }
 
@@ -37,8 +42,9 @@ uint64_t FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch&
                               static_cast<int32_t>(b.num_samples), static_cast<int32_t>(stride),
                               static_cast<int32_t>(num_blocks),    0};
   std::copy_n(scalars, 8, out);
+  if (model.recurrent()) copy(kStateSlots, b.state_slots, uint64_t{b.num_seqs} * kStateFields);
   const uint64_t bytes = layout.offsets[kAdapterTiles];
-  if (model.adapters.empty()) return bytes;
+  if (model.adapters.empty()) return model.recurrent() ? bytes : layout.offsets[kStateSlots];
   int32_t* tiles = place(kAdapterTiles);
   tiler->Write(ViewOf(b), tiles);
   return bytes + (1 + uint64_t{kTileRecord} * static_cast<uint32_t>(tiles[0])) * kWordBytes;

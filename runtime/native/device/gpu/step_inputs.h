@@ -17,7 +17,8 @@ struct StepLayout {
 };
 
 // Writes a batch that fits its graph to `out`, which has room for layout.bytes, and returns the bytes that the device
-// needs of it: of adapters only the tiles in use, and nothing without adapter pools. num_blocks: blocks of the pool.
+// needs of it: of adapters only the tiles in use, and nothing of what the model does not have. num_blocks: blocks of the
+// pool.
 uint64_t FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch& batch, const StepLayout& layout,
                   AdapterTiler* tiler, int32_t* out);
 

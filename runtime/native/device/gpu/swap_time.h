@@ -1,4 +1,4 @@
-// Time of copying a KV block to the host's memory and back, which decides whether swapping pays.
+// Time of copying a KV block or states to the host's memory and back, which decides whether swapping pays.
 #pragma once
 #include <cstdint>
 #include <functional>

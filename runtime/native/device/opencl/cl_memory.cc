@@ -1,12 +1,12 @@
 #include "device/opencl/cl_memory.h"
 
 namespace llmc {
-Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, uint32_t num_blocks,
+Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const PoolCounts& counts,
                       uint32_t rank, uint64_t offload_bytes, cl_command_queue queue, std::unique_ptr<ClMemory>* out) {
   std::unique_ptr<ClMemory> made(new ClMemory(std::move(machine)));
-  made->num_blocks_ = num_blocks;
+  made->counts_ = counts;
   made->rank_ = rank;
-  made->bytes_ = DeviceMemory::Of(artifact, num_blocks, rank);
+  made->bytes_ = DeviceMemory::Of(artifact, counts, rank);
   const std::vector<const WeightRecord*> weights = WeightsOfRank(artifact, rank);
   made->first_offloaded_ = weights.size();
   while (made->first_offloaded_ > 0 && made->offloaded_bytes_ < offload_bytes) {
@@ -24,11 +24,14 @@ Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& 
     state->keys.resize(num_layers);
     state->values.resize(num_layers);
   }
-  LLMC_RETURN_IF_ERROR(made->EachKv([&](auto pool, size_t layer, uint64_t bytes) {
-    ClBuffer& buffer = (made->state_.*pool)[layer];
-    LLMC_RETURN_IF_ERROR(made->Allocate("KV pool", bytes * num_blocks, kClMemReadWrite, &buffer));
-    return made->Fill(queue, buffer, bytes * num_blocks);
-  }));
+  for (const PoolKind kind : kPoolKinds) {
+    LLMC_RETURN_IF_ERROR(ClState::EachPart(made->bytes_, kind, [&](auto pool, size_t layer, uint64_t bytes) {
+      ClBuffer& buffer = (made->state_.*pool)[layer];
+      LLMC_RETURN_IF_ERROR(
+          made->Allocate(TextOf(kind, "KV pool", "states"), bytes * counts[kind], kClMemReadWrite, &buffer));
+      return made->Fill(queue, buffer, bytes * counts[kind]);
+    }));
+  }
   LLMC_RETURN_IF_ERROR(made->MakeAdapters(queue));
   LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact, queue));
   LLMC_RETURN_IF_CL_ERROR("Filling the memory of '" + made->machine_->name() + "'", (*made->machine_)->Finish(queue));
@@ -41,7 +44,7 @@ Status ClMemory::MakeWork(const Artifact& artifact, cl_command_queue queue, ClWo
   const auto take = [this](const char* what, uint64_t bytes, ClBuffer* buffer) {
     return Allocate(what, bytes, kClMemReadWrite, buffer);
   };
-  LLMC_RETURN_IF_ERROR(ClWork::Make(DeviceMemory::Of(artifact, num_blocks_, rank_), take, &made));
+  LLMC_RETURN_IF_ERROR(ClWork::Make(DeviceMemory::Of(artifact, counts_, rank_), take, &made));
   LLMC_RETURN_IF_ERROR(ClearArena(queue, made));
   *out = std::move(made);
   return Status::Ok();
@@ -120,47 +123,51 @@ ClPlace ClMemory::PlaceOf(const OperandRecord& operand, const StepLayout& inputs
   return {place.memory, static_cast<cl_int>(place.offset / kAlignment)};
 }
 
-Status ClMemory::CopyBlock(cl_command_queue queue, uint32_t from, uint32_t to) const {
-  LLMC_RETURN_IF_ERROR(CheckCopy(from, to, num_blocks_));
+Status ClMemory::Copy(cl_command_queue queue, PoolKind kind, uint32_t from, uint32_t to) const {
+  LLMC_RETURN_IF_ERROR(CheckCopy(kind, from, to, counts_[kind]));
   if (from == to) return Status::Ok();
-  return CopyBetween(queue, state_, from, state_, to);
+  return CopyBetween(queue, kind, state_, from, state_, to);
 }
 
-Status ClMemory::CopyBetween(cl_command_queue queue, const ClState& from, uint32_t from_block, const ClState& to,
-                             uint32_t to_block) const {
-  return EachKv([&](auto pool, size_t layer, uint64_t bytes) {
+Status ClMemory::CopyBetween(cl_command_queue queue, PoolKind kind, const ClState& from, uint32_t from_entry,
+                             const ClState& to, uint32_t to_entry) const {
+  return ClState::EachPart(bytes_, kind, [&](auto pool, size_t layer, uint64_t bytes) {
     LLMC_RETURN_IF_CL_ERROR(
-        "Copying a KV block on '" + machine_->name() + "'",
-        (*machine_)->EnqueueCopyBuffer(queue, (from.*pool)[layer].get(), (to.*pool)[layer].get(), from_block * bytes,
-                                       to_block * bytes, bytes, 0, nullptr, nullptr));
+        TextOf(kind, "Copying a KV block", "Copying states") + (" on '" + machine_->name() + "'"),
+        (*machine_)->EnqueueCopyBuffer(queue, (from.*pool)[layer].get(), (to.*pool)[layer].get(), from_entry * bytes,
+                                       to_entry * bytes, bytes, 0, nullptr, nullptr));
     return Status::Ok();
   });
 }
 
-Status ClMemory::ReadBlock(cl_command_queue queue, uint32_t block, unsigned char* out) const {
-  return PassBlock(queue, block, "Reading a KV block of '", [&](cl_mem pool, uint64_t from, uint64_t bytes) {
-    const cl_int code = (*machine_)->EnqueueReadBuffer(queue, pool, kClFalse, from, bytes, out, 0, nullptr, nullptr);
-    out += bytes;
-    return code;
-  });
+Status ClMemory::Read(cl_command_queue queue, PoolKind kind, uint32_t entry, unsigned char* out) const {
+  return Pass(queue, kind, entry, TextOf(kind, "Reading a KV block", "Reading states"),
+              [&](cl_mem pool, uint64_t from, uint64_t bytes) {
+                const cl_int code =
+                    (*machine_)->EnqueueReadBuffer(queue, pool, kClFalse, from, bytes, out, 0, nullptr, nullptr);
+                out += bytes;
+                return code;
+              });
 }
 
-Status ClMemory::WriteBlock(cl_command_queue queue, uint32_t block, const unsigned char* from) const {
-  return PassBlock(queue, block, "Writing a KV block of '", [&](cl_mem pool, uint64_t to, uint64_t bytes) {
-    const cl_int code = (*machine_)->EnqueueWriteBuffer(queue, pool, kClFalse, to, bytes, from, 0, nullptr, nullptr);
-    from += bytes;
-    return code;
-  });
+Status ClMemory::Write(cl_command_queue queue, PoolKind kind, uint32_t entry, const unsigned char* from) const {
+  return Pass(queue, kind, entry, TextOf(kind, "Writing a KV block", "Writing states"),
+              [&](cl_mem pool, uint64_t to, uint64_t bytes) {
+                const cl_int code =
+                    (*machine_)->EnqueueWriteBuffer(queue, pool, kClFalse, to, bytes, from, 0, nullptr, nullptr);
+                from += bytes;
+                return code;
+              });
 }
 
 // Enqueues the copies of all layers, then waits once. So it does behind an error: copies before it use the caller's
 // memory.
-template <class Copy>
-Status ClMemory::PassBlock(cl_command_queue queue, uint32_t block, const char* doing, Copy copy) const {
-  LLMC_RETURN_IF_ERROR(CheckCopy(block, block, num_blocks_));
-  const std::string name = doing + machine_->name() + "'";
-  const Status status = EachKv([&](auto pool, size_t layer, uint64_t bytes) {
-    LLMC_RETURN_IF_CL_ERROR(name, copy((state_.*pool)[layer].get(), block * bytes, bytes));
+template <class Enqueue>
+Status ClMemory::Pass(cl_command_queue queue, PoolKind kind, uint32_t entry, const char* doing, Enqueue enqueue) const {
+  LLMC_RETURN_IF_ERROR(CheckEntry(kind, entry, counts_[kind]));
+  const std::string name = doing + (" of '" + machine_->name() + "'");
+  const Status status = ClState::EachPart(bytes_, kind, [&](auto pool, size_t layer, uint64_t bytes) {
+    LLMC_RETURN_IF_CL_ERROR(name, enqueue((state_.*pool)[layer].get(), entry * bytes, bytes));
     return Status::Ok();
   });
   const cl_int waited = (*machine_)->Finish(queue);
@@ -169,19 +176,22 @@ Status ClMemory::PassBlock(cl_command_queue queue, uint32_t block, const char* d
   return Status::Ok();
 }
 
-Status ClMemory::OpenSwapSpace(uint32_t num_places) {
-  num_places_ = num_places;
-  return EachKv([&](auto pool, size_t layer, uint64_t bytes) {
-    return Allocate("swap space", bytes * num_places, kClMemReadWrite | kClMemAllocHostPtr, &(saved_.*pool)[layer]);
-  });
+Status ClMemory::OpenSwapSpace(const PoolCounts& places) {
+  for (const PoolKind kind : kPoolKinds) {
+    if (places[kind] == 0) continue;
+    LLMC_RETURN_IF_ERROR(ClState::EachPart(bytes_, kind, [&](auto pool, size_t layer, uint64_t bytes) {
+      return Allocate("swap space", bytes * places[kind], kClMemReadWrite | kClMemAllocHostPtr, &(saved_.*pool)[layer]);
+    }));
+  }
+  return Status::Ok();
 }
 
-Status ClMemory::SaveBlock(cl_command_queue queue, uint32_t block, uint32_t place) const {
-  return CopyBetween(queue, state_, block, saved_, place);
+Status ClMemory::Save(cl_command_queue queue, PoolKind kind, uint32_t entry, uint32_t place) const {
+  return CopyBetween(queue, kind, state_, entry, saved_, place);
 }
 
-Status ClMemory::LoadBlock(cl_command_queue queue, uint32_t place, uint32_t block) const {
-  return CopyBetween(queue, saved_, place, state_, block);
+Status ClMemory::Load(cl_command_queue queue, PoolKind kind, uint32_t place, uint32_t entry) const {
+  return CopyBetween(queue, kind, saved_, place, state_, entry);
 }
 
 }  // namespace llmc

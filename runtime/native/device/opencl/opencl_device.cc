@@ -9,7 +9,7 @@ Status OpenClDevice::Create(std::shared_ptr<const ClMachine> machine, std::share
                             std::unique_ptr<OpenClDevice>* out) {
   std::unique_ptr<OpenClDevice> device(
       new OpenClDevice(std::move(machine), std::move(artifact), load.collective, options));
-  LLMC_RETURN_IF_ERROR(device->Load(load.num_blocks));
+  LLMC_RETURN_IF_ERROR(device->Load({load.num_blocks, load.num_states}));
   *out = std::move(device);
   return Status::Ok();
 }

@@ -53,12 +53,6 @@ class OpenClDevice final : public GpuDevice<OpenClParts> {
   Status LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& matrices) override {
     return InScope([&] { return memory_->LoadAdapter(queue_.get(), slot, matrices); });
   }
-  Status ReadBlock(uint32_t block, unsigned char* out) override {
-    return InScope([&] { return memory_->ReadBlock(queue_.get(), block, out); });
-  }
-  Status WriteBlock(uint32_t block, const unsigned char* from) override {
-    return InScope([&] { return memory_->WriteBlock(queue_.get(), block, from); });
-  }
 
  private:
   OpenClDevice(std::shared_ptr<const ClMachine> machine, std::shared_ptr<const Artifact> artifact,
@@ -69,6 +63,12 @@ class OpenClDevice final : public GpuDevice<OpenClParts> {
                       std::shared_ptr<const ClPrograms>* out) const override;
   void KeepPrograms(const Runner& runner) const override { runner.programs->Store(); }
   Status OpenQueue(OpenClParts::Queue* out) const override;
+  Status ReadEntry(PoolKind kind, uint32_t entry, unsigned char* out) override {
+    return memory_->Read(queue_.get(), kind, entry, out);
+  }
+  Status WriteEntry(PoolKind kind, uint32_t entry, const unsigned char* from) override {
+    return memory_->Write(queue_.get(), kind, entry, from);
+  }
   Status MakeSampling(std::unique_ptr<ClSampling>* out) const override;
   Status MakeGraphs(const Artifact& artifact, Runner* runner) const override;
   int32_t* WordsOf(Runner* runner) const override { return runner->inputs[runner->filled].data(); }

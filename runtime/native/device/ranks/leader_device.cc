@@ -11,14 +11,15 @@ namespace {
 
 constexpr int kTimedSteps = 3;  // the first one may wait for pages
 
-// A step of one row, whose key and value go to the dummy block.
-StepBatch OneRow(uint32_t graph) {
+// A step of one row, whose key and value go to the dummy block, and its state to the dummy slot.
+StepBatch OneRow(const ModelShape& model, uint32_t graph) {
   StepBatch batch;
   batch.graph = graph;
   batch.num_tokens = batch.num_seqs = batch.block_table_stride = 1;
   batch.input_ids = batch.positions = batch.slot_mapping = batch.block_tables = {0};
   batch.context_lens = {1};
   batch.query_start = {0, 1};
+  if (model.recurrent()) batch.state_slots.assign(kStateFields, 0);
   return batch;
 }
 
@@ -57,7 +58,7 @@ Status LeaderDevice::MeasureOverlap(uint64_t summed_bytes, uint32_t* rows) {
   const std::vector<GraphShape>& graphs = model().graphs;
   const auto fewer = [](const GraphShape& a, const GraphShape& b) { return a.max_tokens < b.max_tokens; };
   const auto [least, most] = std::minmax_element(graphs.begin(), graphs.end(), fewer);
-  const StepBatch batch = OneRow(static_cast<uint32_t>(least - graphs.begin()));
+  const StepBatch batch = OneRow(model(), static_cast<uint32_t>(least - graphs.begin()));
   uint64_t pass_ns = UINT64_MAX;
   for (int i = 0; i < kTimedSteps; ++i) {
     const uint64_t start = MonotonicNs();
@@ -97,7 +98,7 @@ Status LeaderDevice::BeforeStep() {
 // Checks first: a batch that this rank refuses is not sent to the others.
 Status LeaderDevice::Enqueue(const StepBatch& batch, Fence* fence) {
   LLMC_RETURN_IF_ERROR(CheckSizes(batch));
-  LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), ViewOf(batch)));
+  LLMC_RETURN_IF_ERROR(CheckBatch(model(), num_blocks(), num_states(), ViewOf(batch)));
   LLMC_RETURN_IF_ERROR(speaker_->Say(RankOp::kStep, batch));
   return Told(own_->Enqueue(batch, fence));
 }
@@ -113,14 +114,20 @@ Status LeaderDevice::Told(Status status) {
   return Status::Error(lost ? LLMC_ERR_DEVICE_LOST : LLMC_ERR_INTERNAL, std::move(status.message));
 }
 
-Status LeaderDevice::OpenSwapSpace(uint32_t num_places, uint64_t* ns) {
-  static_cast<void>(num_places), static_cast<void>(ns);
+Status LeaderDevice::OpenSwapSpace(uint32_t num_places, uint32_t num_state_places, uint64_t* ns, uint64_t* state_ns) {
+  static_cast<void>(num_places), static_cast<void>(num_state_places), static_cast<void>(ns);
+  static_cast<void>(state_ns);
   return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "A device of several ranks has no swap space; leave it out.");
 }
 
 Status LeaderDevice::CopyBlock(uint32_t from, uint32_t to) {
   LLMC_RETURN_IF_ERROR(own_->CopyBlock(from, to));
   return speaker_->Say(RankOp::kCopyBlock, from, to);
+}
+
+Status LeaderDevice::CopyState(uint32_t from, uint32_t to) {
+  LLMC_RETURN_IF_ERROR(own_->CopyState(from, to));
+  return speaker_->Say(RankOp::kCopyState, from, to);
 }
 
 // Errors of these calls are not lost: the next step returns them, too.

@@ -22,16 +22,18 @@ class LeaderDevice final : public Device {
 
   const ModelShape& model() const override { return own_->model(); }
   uint32_t num_blocks() const override { return own_->num_blocks(); }
+  uint32_t num_states() const override { return own_->num_states(); }
   Status NewGraphsOf(const std::shared_ptr<const Artifact>& artifact, std::unique_ptr<NewGraphs>* out) override;
   Status BeforeStep() override;
   // Of rank 0 alone: the others have processes of their own, and are asked at the next step.
   Status CheckAlive(uint64_t timeout_ns) override { return own_->CheckAlive(timeout_ns); }
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;
-  Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override;
+  Status OpenSwapSpace(uint32_t num_places, uint32_t num_state_places, uint64_t* ns, uint64_t* state_ns) override;
   Overlap overlap() const override { return own_->overlap(); }
   uint32_t steps_in_flight() const override { return own_->steps_in_flight(); }
   Status CopyBlock(uint32_t from, uint32_t to) override;
+  Status CopyState(uint32_t from, uint32_t to) override;
   void Reserve(const StepBatch& batch) override;
   void Visit(uint32_t graph) override;
   void Release(uint32_t graph) override;

@@ -61,6 +61,7 @@ Status Obey(const RankMessage& said, Device* device, Collective* collective, Fol
   switch (said.op) {
     case RankOp::kStep: return steps->Begin(said.batch);
     case RankOp::kCopyBlock: return device->CopyBlock(said.values[0], said.values[1]);
+    case RankOp::kCopyState: return device->CopyState(said.values[0], said.values[1]);
     case RankOp::kReserve: device->Reserve(said.batch); return Status::Ok();
     case RankOp::kVisit: device->Visit(said.values[0]); return Status::Ok();
     case RankOp::kRelease: device->Release(said.values[0]); return Status::Ok();
@@ -148,7 +149,7 @@ Status OpenRanks::Load(std::shared_ptr<const Artifact> artifact, const LoadOptio
   LoadOptions own = options;
   own.steps_in_flight = artifact->num_stages() == 1 ? 1 : in_flight_ == 0 ? artifact->num_stages() : in_flight_;
   LLMC_RETURN_IF_ERROR(
-      speaker->Say(RankOp::kLoad, own.num_blocks, own.timed ? 1 : 0, own.steps_in_flight, artifact->Identity()));
+      speaker->Say({own.num_blocks, own.num_states, own.timed ? 1u : 0u, own.steps_in_flight, artifact->Identity()}));
   std::shared_ptr<Collective> collective = NewCollective(*artifact, own.steps_in_flight);
   if (collective == nullptr) return group_->status();
   const auto clocked = std::make_shared<ClockedCollective>(std::move(collective));
@@ -178,16 +179,17 @@ Status OpenRanks::FollowSteps(const std::shared_ptr<const Artifact>& artifact) c
   if (said.op == RankOp::kEnd) return Status::Ok();
   if (said.op != RankOp::kLoad) return Status::Error(LLMC_ERR_INTERNAL, "Rank 0 has said what no rank does here.");
   // Before the collective: ranks of other stages would wait for each other forever.
-  if (said.artifact != artifact->Identity()) {
+  if (said.load.artifact != artifact->Identity()) {
     return WrongRanks(
         "it has another artifact, or another llmc, than rank 0: install rank 0's llmc and copy its "
         "artifact to " +
         artifact->directory());
   }
   LoadOptions options;
-  options.num_blocks = said.values[0];
-  options.timed = said.values[1] != 0;
-  options.steps_in_flight = said.values[2];
+  options.num_blocks = said.load.num_blocks;
+  options.num_states = said.load.num_states;
+  options.timed = said.load.timed != 0;
+  options.steps_in_flight = said.load.steps_in_flight;
   options.collective = NewCollective(*artifact, options.steps_in_flight);
   if (options.collective == nullptr) return group_->status();
   std::unique_ptr<Device> device;

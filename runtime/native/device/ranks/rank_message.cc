@@ -7,13 +7,13 @@
 namespace llmc {
 namespace {
 
-constexpr uint32_t kNumArrays = 8;
+constexpr uint32_t kNumArrays = 9;
 constexpr uint64_t kSpinNs = 1'000'000;  // spinning between two steps; during longer pauses of the leader a rank sleeps
 
 struct Head {
   RankOp op;
-  uint32_t values[3];
-  uint64_t artifact;
+  uint32_t values[2];
+  RankLoad load;
   uint32_t graph, num_tokens, num_seqs, num_samples, block_table_stride;
   uint32_t lengths[kNumArrays];
 };
@@ -22,17 +22,23 @@ template <typename Batch, typename Body>
 void ForArrays(Batch& batch, Body body) {
   body(batch.input_ids), body(batch.positions), body(batch.slot_mapping), body(batch.block_tables);
   body(batch.context_lens), body(batch.query_start), body(batch.sample_index), body(batch.adapter_slots);
+  body(batch.state_slots);
 }
 
 }  // namespace
 
-Status RankSpeaker::Say(RankOp op, uint32_t first, uint32_t second, uint32_t third, uint64_t artifact) {
+Status RankSpeaker::Say(RankOp op, uint32_t first, uint32_t second) {
   Head head{};
   head.op = op;
   head.values[0] = first;
   head.values[1] = second;
-  head.values[2] = third;
-  head.artifact = artifact;
+  return group_->Say(&head, sizeof(head));
+}
+
+Status RankSpeaker::Say(const RankLoad& load) {
+  Head head{};
+  head.op = RankOp::kLoad;
+  head.load = load;
   return group_->Say(&head, sizeof(head));
 }
 
@@ -67,7 +73,7 @@ Status RankListener::Hear(RankMessage* out) {
   LLMC_RETURN_IF_ERROR(group_->Hear(&head, sizeof(head), kSpinNs));
   out->op = head.op;
   std::copy(std::begin(head.values), std::end(head.values), out->values);
-  out->artifact = head.artifact;
+  out->load = head.load;
   if (head.op != RankOp::kStep && head.op != RankOp::kReserve) return Status::Ok();
   StepBatch& batch = out->batch;
   batch.graph = head.graph;

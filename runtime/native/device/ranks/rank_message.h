@@ -14,6 +14,7 @@ enum class RankOp : uint32_t {
   kLoad,
   kStep,
   kCopyBlock,
+  kCopyState,
   kReserve,
   kVisit,
   kRelease,
@@ -23,13 +24,16 @@ enum class RankOp : uint32_t {
   kEnd
 };
 
-// values: kLoad: num_blocks, whether steps are timed, and steps in flight; kCopyBlock: from and to; kVisit and kRelease:
-// the graph; kCutSteps: the least rows.
-// artifact: kLoad: Artifact::Identity of rank 0's.
+// values: kCopyBlock and kCopyState: from and to; kVisit and kRelease: the graph; kCutSteps: the least rows.
+// load: kLoad only, with Artifact::Identity of rank 0's.
+struct RankLoad {
+  uint32_t num_blocks, num_states, timed, steps_in_flight;
+  uint64_t artifact;
+};
 struct RankMessage {
   RankOp op = RankOp::kEnd;
-  uint32_t values[3] = {};
-  uint64_t artifact = 0;
+  uint32_t values[2] = {};
+  RankLoad load{};
   StepBatch batch{};  // kStep and kReserve only
 };
 
@@ -37,7 +41,8 @@ struct RankMessage {
 class RankSpeaker {
  public:
   explicit RankSpeaker(std::shared_ptr<Group> group) : group_(std::move(group)) {}
-  Status Say(RankOp op, uint32_t first = 0, uint32_t second = 0, uint32_t third = 0, uint64_t artifact = 0);
+  Status Say(RankOp op, uint32_t first = 0, uint32_t second = 0);
+  Status Say(const RankLoad& load);
   Status Say(RankOp op, const StepBatch& batch);
 
  private:

@@ -31,11 +31,11 @@ uint32_t MostGuesses(const StepBatch& b) {
 
 }  // namespace
 
-SimulatedDevice::SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, uint32_t num_blocks,
+SimulatedDevice::SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, const PoolCounts& counts,
                                  const SimulatedTimes& times)
     : model_(std::move(model)),
       graphs_(std::move(graphs)),
-      num_blocks_(num_blocks),
+      counts_(counts),
       times_(times),
       stages_(times.stages, times.steps_in_flight, times.bus_share) {
   uint32_t samples = 0;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/pool_kind.h"
 #include "device/simulated/simulated_stages.h"
 
 namespace llmc {
@@ -57,16 +58,18 @@ struct SimulatedTimes {
 class SimulatedDevice : public Device {
  public:
   // graphs: parallel to model.graphs.
-  SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, uint32_t num_blocks,
+  SimulatedDevice(ModelShape model, std::vector<SimulatedGraph> graphs, const PoolCounts& counts,
                   const SimulatedTimes& times);
 
   const ModelShape& model() const override { return model_; }
-  uint32_t num_blocks() const override { return num_blocks_; }
+  uint32_t num_blocks() const override { return counts_.blocks; }
+  uint32_t num_states() const override { return counts_.states; }
   Status Enqueue(const StepBatch& batch, Fence* fence) override;
   Status Wait(Fence fence, const float** logits) override;
   Overlap overlap() const override { return stages_.steps_in_flight() > 1 ? Overlap::kDisjoint : Overlap::kNone; }
   uint32_t steps_in_flight() const override { return stages_.steps_in_flight(); }
   Status CopyBlock(uint32_t, uint32_t) override { return Status::Ok(); }
+  Status CopyState(uint32_t, uint32_t) override { return Status::Ok(); }
 
   double now_ns() const { return now_ns_; }
   uint64_t ClockNs() const override { return static_cast<uint64_t>(now_ns_); }
@@ -86,7 +89,7 @@ class SimulatedDevice : public Device {
 
   ModelShape model_;
   std::vector<SimulatedGraph> graphs_;
-  uint32_t num_blocks_;
+  PoolCounts counts_;
   SimulatedTimes times_;
   SimulatedStages stages_;
   std::deque<InFlight> in_flight_;

@@ -43,7 +43,7 @@ Status DraftModel::Create(std::unique_ptr<Device> device, const ModelShape& targ
   const auto refuse = [](std::string what) { return Status::Error(LLMC_ERR_INVALID_ARGUMENT, std::move(what)); };
   const ModelShape& model = device->model();
   if (model.vector_width > 0) return refuse("The draft gives vectors and writes no text; use a model that does.");
-  if (model.recurrent) {
+  if (model.recurrent()) {
     return refuse(
         "Layers of the draft have a state, which no guess can be taken back from; use a draft with attention in all "
         "layers.");

@@ -105,6 +105,8 @@ typedef struct llmc_artifact_info {
   uint64_t adapter_bytes;       /* of one adapter over all layers, at the largest rank */
   uint64_t rank_weight_bytes;   /* bytes of weights.safetensors that one rank reads, the most of any */
   uint64_t max_kv_blocks;       /* KV blocks that its kernels can address, with the dummy block */
+  uint64_t state_bytes;         /* states of a sequence over all layers of a process, the most of any; 0: it has none */
+  uint64_t max_states;          /* slots of states that its kernels can address, with the dummy slot */
 } llmc_artifact_info;
 
 #define LLMC_MAX_ADAPTER_PARTS 8
@@ -258,6 +260,8 @@ typedef struct llmc_replayer llmc_replayer;
 typedef struct llmc_replayer_options {
   uint32_t struct_size;
   uint32_t num_blocks; /* KV blocks besides the dummy block 0; 0: enough for one sequence of max_model_len */
+  uint32_t num_states; /* slots of states besides the dummy slot 0; 0: as many as sequences of the largest graph */
+  uint32_t reserved;
 } llmc_replayer_options;
 LLMC_API void llmc_replayer_options_init(llmc_replayer_options *options, uint32_t struct_size);
 
@@ -272,6 +276,8 @@ typedef struct llmc_batch {
   const int32_t *context_lens; /* [num_seqs] tokens in the cache after this step */
   const int32_t *query_start;  /* [num_seqs + 1] */
   const int32_t *sample_index; /* [num_samples] rows among the packed tokens */
+  /* [num_seqs][3] of a model with states: slot, keep_tokens, keep_slot (runtime/FORMAT.md); else NULL */
+  const int32_t *state_slots;
 } llmc_batch;
 LLMC_API void llmc_batch_init(llmc_batch *batch, uint32_t struct_size);
 
@@ -290,6 +296,8 @@ typedef struct llmc_replay_stats {
 LLMC_API llmc_status llmc_replayer_create(const llmc_device *device, llmc_artifact *artifact,
                                           const llmc_replayer_options *options, llmc_replayer **out, llmc_error *error);
 LLMC_API void llmc_replayer_destroy(llmc_replayer *replayer);
+/* Copies the states of slot `from` to slot `to`, of a model that has states. */
+LLMC_API llmc_status llmc_replayer_copy_state(llmc_replayer *replayer, uint32_t from, uint32_t to, llmc_error *error);
 /* Replays graph `graph` and writes num_samples × vocab_size logits, or vectors of vector_width; capacity is in
  * floats. The batch is validated against the graph first; on failure nothing ran. */
 LLMC_API llmc_status llmc_replayer_run(llmc_replayer *replayer, uint32_t graph, const llmc_batch *batch, float *logits,
@@ -352,7 +360,7 @@ typedef struct llmc_engine_options {
   uint32_t prefix_cache;        /* 1 on (default), 0 off */
   uint32_t miss_policy;
   uint32_t swap_always; /* 1: swap blocks even if recomputing them is cheaper; 0: default */
-  uint64_t kv_bytes;    /* bytes for the KV pool; 0: see num_blocks */
+  uint64_t kv_bytes;    /* bytes for KV blocks and states; 0: see num_blocks, and of 1 GiB for states */
   /* Steps with requests waiting behind a higher priority, after which the oldest of these gets the highest priority
    * until it ends; 0: 512. Only one request at a time has it. */
   uint32_t priority_patience;
@@ -366,9 +374,19 @@ typedef struct llmc_engine_options {
    * pool of its own for as many tokens as the engine's. The engine keeps a reference. */
   const llmc_artifact *draft;
   uint64_t swap_bytes; /* host memory for KV blocks of preempted sequences; 0: they are recomputed */
+  /* Slots of states, of a model that has states. A running sequence has one. The others keep states for texts that
+   * begin alike. 0: as many as half of kv_bytes holds, at most 3 for each of max_num_seqs. */
+  uint32_t num_states;
+  uint32_t reserved3;
 } llmc_engine_options;
 #define LLMC_MAX_SPECULATE_TOKENS 64
 LLMC_API void llmc_engine_options_init(llmc_engine_options *options, uint32_t struct_size);
+
+/* Tells how many KV blocks and slots of states an engine has, without the dummies. info: of its artifact. options NULL:
+ * the defaults. Fails as llmc_engine_create does for them. */
+LLMC_API llmc_status llmc_artifact_info_get_pool_sizes(const llmc_artifact_info *info,
+                                                       const llmc_engine_options *options, uint32_t *num_blocks,
+                                                       uint32_t *num_states, llmc_error *error);
 
 typedef struct llmc_logit_bias {
   int32_t token_id;
@@ -497,6 +515,7 @@ typedef struct llmc_engine_stats {
    * continuations, on a device that runs several steps; tokens that steps computed for continuations that had ended. */
   uint64_t num_ahead_steps, num_thrown_rows;
   uint64_t judged_tokens; /* guesses up to the first wrong one: accepted_tokens / judged_tokens are their odds */
+  uint64_t num_states, num_free_states, num_kept_states; /* slots of states; 0 for a model without them */
 } llmc_engine_stats;
 
 /* A statistic of an engine's device. */
@@ -804,6 +823,7 @@ typedef struct llmc_sim_model {
   double bus_share, read_ns;
   uint32_t steps_in_flight; /* of several stages, as in the device option; 0: as many as stages, at most 64 */
   uint32_t reserved;
+  uint64_t state_bytes; /* of a sequence's states; 0: the model has none */
 } llmc_sim_model;
 
 /* Requests in order of arrival. A request whose prompt does not fit max_model_len is an error. */

@@ -57,7 +57,9 @@ llmc_status Load(std::string* message) {
   return status;
 }
 
-void TestReplay(uint32_t threads, uint64_t kv_block_bytes = (4 + 16) * 16 * 4) {
+// states: slots of states that a step of two sequences names.
+void TestReplay(uint32_t threads, uint64_t kv_block_bytes = (4 + 16) * 16 * 4,
+                const std::vector<int32_t>& states = {}) {
   llmc_error error;
   llmc_error_init(&error, sizeof(error));
   llmc_artifact* artifact = nullptr;
@@ -67,6 +69,7 @@ void TestReplay(uint32_t threads, uint64_t kv_block_bytes = (4 + 16) * 16 * 4) {
   CHECK(llmc_artifact_get_info(artifact, &info, &error) == LLMC_OK);
   CHECK(info.num_graphs == 1 && info.num_kernels == 2 && info.num_commands == 2 && info.num_weights == 2);
   CHECK(info.vocab_size == kVocab && info.kv_block_bytes == kv_block_bytes && info.max_arena_bytes == 64);
+  CHECK((info.state_bytes == 0) == states.empty() && (info.max_states == 0) == states.empty());
   llmc_graph_info graph{};
   graph.struct_size = 8;  // an older caller: only the fields it knows are written
   graph.batch = 77;
@@ -82,7 +85,8 @@ void TestReplay(uint32_t threads, uint64_t kv_block_bytes = (4 + 16) * 16 * 4) {
   llmc_device_close(device);
   llmc_artifact_close(artifact);  // the replayer keeps its own reference
 
-  const Batch good;
+  Batch good;
+  good.states = states;
   llmc_batch b = good.View();
   std::vector<float> logits(2 * kVocab, -1.0f);
   for (int repeat = 0; repeat < 20; ++repeat) {
@@ -105,7 +109,7 @@ void TestReplay(uint32_t threads, uint64_t kv_block_bytes = (4 + 16) * 16 * 4) {
   CHECK(logits[kVocab] == 2110.0f);
 
   const auto fails = [&](const std::function<void(Batch*)>& damage, llmc_status expected) {
-    Batch bad;
+    Batch bad = good;
     damage(&bad);
     const llmc_batch view = bad.View();
     const std::vector<float> before = logits;
@@ -125,6 +129,14 @@ void TestReplay(uint32_t threads, uint64_t kv_block_bytes = (4 + 16) * 16 * 4) {
   fails([](Batch* x) { x->num_tokens = 5; }, LLMC_ERR_OUT_OF_RANGE);
   fails([](Batch* x) { x->num_seqs = 3; }, LLMC_ERR_OUT_OF_RANGE);
   fails([](Batch* x) { x->stride = 0; }, LLMC_ERR_OUT_OF_RANGE);
+  // A model with states needs slots, and another takes none.
+  fails([&](Batch* x) { x->states.resize(states.empty() ? 6 : 0); }, LLMC_ERR_INVALID_ARGUMENT);
+  if (!states.empty()) {
+    fails([](Batch* x) { x->states[3] = 3; }, LLMC_ERR_OUT_OF_RANGE);  // as many slots as sequences, and the dummy slot
+    fails([](Batch* x) { x->states[3] = x->states[0]; }, LLMC_ERR_OUT_OF_RANGE);
+  }
+  CHECK((llmc_replayer_copy_state(replayer, 1, 2, &error) == LLMC_OK) == !states.empty());
+  CHECK(llmc_replayer_copy_state(replayer, 1, 3, &error) == LLMC_ERR_OUT_OF_RANGE);
   b = good.View();
   CHECK(llmc_replayer_run(replayer, 1, &b, logits.data(), logits.size(), &error) == LLMC_ERR_OUT_OF_RANGE);
   CHECK(llmc_replayer_run(replayer, 0, &b, logits.data(), 15, &error) == LLMC_ERR_INVALID_ARGUMENT);
@@ -228,28 +240,30 @@ void TestDamage(const Tables& good) {
   corrupt(0, 'X');
   fails(8, uint32_t{3}, LLMC_ERR_VERSION);
   fails(8, uint32_t{4}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{12}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{11}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{13}, LLMC_ERR_VERSION);
   corrupt(8, uint32_t{6});  // no section of adapters
   corrupt(8, uint32_t{7});
   corrupt(8, uint32_t{8});
   corrupt(8, uint32_t{10});
+  corrupt(8, uint32_t{12});
   corrupt(12, uint32_t{72});
   corrupt(16, uint64_t{good.file.size() + 1});
-  corrupt(24, uint32_t{6});           // a section is missing
+  corrupt(24, uint32_t{6});  // a section is missing
   corrupt(24, uint32_t{0xFFFFFFFF});
-  corrupt(32, uint64_t{64});          // size of weights.safetensors
-  corrupt(40, uint32_t{0});           // checksum of its header
-  corrupt(64, uint32_t{2});           // two models
-  corrupt(68, uint32_t{2});           // record size
-  corrupt(72, ~uint64_t{7});          // offset
-  corrupt(80, ~uint64_t{0});          // count
+  corrupt(32, uint64_t{64});  // size of weights.safetensors
+  corrupt(40, uint32_t{0});  // checksum of its header
+  corrupt(64, uint32_t{2});  // two models
+  corrupt(68, uint32_t{2});  // record size
+  corrupt(72, ~uint64_t{7});  // offset
+  corrupt(80, ~uint64_t{0});  // count
   const size_t model = good.offset[2], kernel = good.offset[3], weight = good.offset[4], graph = good.offset[5];
   const size_t command = good.offset[6], operand = good.offset[7];
   corrupt(model, int32_t{0});
-  corrupt(model + 12, int32_t{24});   // block_size
-  corrupt(model + 16, int32_t{5});    // kv_dtype
-  corrupt(model + 40, int32_t{9});    // num_eos
-  corrupt(model + 80, uint64_t{0});   // bytes of keys
+  corrupt(model + 12, int32_t{24});  // block_size
+  corrupt(model + 16, int32_t{5});  // kv_dtype
+  corrupt(model + 40, int32_t{9});  // num_eos
+  corrupt(model + 80, uint64_t{0});  // bytes of keys
   corrupt(model + 88, ~uint64_t{0});  // bytes of values
   const size_t target = good.offset[8], code = good.offset[9];
   fails(target + 24, uint32_t{0}, LLMC_OK);  // any CPU of the architecture
@@ -260,12 +274,12 @@ void TestDamage(const Tables& good) {
   corrupt(target + 20, uint32_t{99});
   corrupt(code + 4, uint32_t{99});
   fails(code + 4, uint32_t{9}, LLMC_ERR_NOT_FOUND);  // there is no 'kernels.s'
-  corrupt(code, uint32_t{5});         // a NUL in it
+  corrupt(code, uint32_t{5});  // a NUL in it
   corrupt(code + 8, uint32_t{0});
   corrupt(code + 16, uint64_t{64});
   corrupt(kernel + 16, uint32_t{1});  // code file 1 of 1
   corrupt(kernel, uint32_t{18});
-  corrupt(kernel + 4, uint32_t{4});   // no NUL after the symbol
+  corrupt(kernel + 4, uint32_t{4});  // no NUL after the symbol
   corrupt(kernel + 8, uint32_t{13});
   corrupt(kernel + 12, uint32_t{8});
   corrupt(weight + 4, uint32_t{99});
@@ -273,15 +287,15 @@ void TestDamage(const Tables& good) {
   corrupt(weight + 12, uint32_t{5});
   corrupt(weight + 16, uint64_t{128});
   corrupt(weight + 16, uint64_t{65});
-  corrupt(weight + 16, uint64_t{0});       // inside the header
+  corrupt(weight + 16, uint64_t{0});  // inside the header
   corrupt(weight + 80 + 16, uint64_t{64});  // where the first one lies
   corrupt(weight + 32, int64_t{1} << 62);
-  corrupt(weight + 68, uint32_t{99});      // layout
+  corrupt(weight + 68, uint32_t{99});  // layout
   for (size_t field = 0; field < 10; ++field) {
     if (field != 8) corrupt(graph + 4 * field, uint32_t{0xFFFFFFFF});
   }
-  corrupt(graph + 32, uint32_t{1});   // first_command + num_commands
-  corrupt(graph + 40, uint64_t{0});   // arena too small for the operands
+  corrupt(graph + 32, uint32_t{1});  // first_command + num_commands
+  corrupt(graph + 40, uint64_t{0});  // arena too small for the operands
   corrupt(command, uint32_t{2});
   corrupt(command + 4, uint32_t{9});
   corrupt(command + 8, uint32_t{1});
@@ -293,13 +307,13 @@ void TestDamage(const Tables& good) {
   corrupt(operand + 8, uint64_t{4});
   corrupt(operand + 8, ~uint64_t{63});
   corrupt(operand + 16, uint64_t{65});
-  corrupt(operand + 16, uint64_t{17});       // one byte more than the ids
+  corrupt(operand + 16, uint64_t{17});  // one byte more than the ids
   corrupt(operand + 16, uint64_t{0});
   corrupt(operand + 24 + 16, uint64_t{65});
   corrupt(operand + 3 * 24 + 16, uint64_t{kVocab * 4 + 1});
   corrupt(operand + 4 * 24 + 16, uint64_t{9});
   corrupt(operand + 6 * 24 + 16, uint64_t{33});
-  for (size_t pool : {7, 8}) {               // another stride between blocks
+  for (size_t pool : {7, 8}) {  // another stride between blocks
     corrupt(operand + pool * 24 + 16, uint64_t{0});
     corrupt(operand + pool * 24 + 16, uint64_t{128});
     corrupt(operand + pool * 24 + 16, uint64_t{2048});
@@ -307,7 +321,7 @@ void TestDamage(const Tables& good) {
   }
   corrupt(operand + 9 * 24 + 16, uint64_t{2 * kVocab * 4 + 1});
   corrupt(kernel + 24, uint32_t{3});  // weight parts
-  corrupt(good.offset[1], 'X');       // a symbol that kernels.so lacks
+  corrupt(good.offset[1], 'X');  // a symbol that kernels.so lacks
   Write("graphs.bin", good.file);
 }
 
@@ -428,7 +442,16 @@ void TestDamagedStateLayers(const Tables& good) {
   Write("graphs.bin", good.file);
   std::shared_ptr<const llmc::Artifact> artifact, other;
   CHECK(llmc::Artifact::Open(g_dir, &artifact).ok() && artifact->CheckExtends(*artifact).ok());
-  CHECK(artifact->shape().recurrent && artifact->state_layers().size() == 2 && artifact->state_layers()[1].layer == 2);
+  CHECK(!artifact->has_state(0) && artifact->has_state(1) && artifact->has_state(2) && !artifact->has_state(3));
+  const llmc::ModelShape& shape = artifact->shape();
+  CHECK(shape.recurrent() && shape.state_bytes == 512 + 64 + 192 && shape.kv_block_bytes == 256 + 1024);
+  CHECK(shape.max_states == INT32_MAX / (512 / 4) && shape.max_kv_blocks == INT32_MAX / (16 * 16));
+  // A slot is three numbers for each of two sequences. Only this artifact has the input.
+  CHECK(artifact->has_input(llmc::kStateSlots) && !artifact->has_input(llmc::kAdapterTiles));
+  CHECK(llmc::InputTouchedBytes(artifact->graphs()[0], llmc::kStateSlots) == 2 * 3 * 4);
+  const size_t ids = good.offset[7];
+  corrupt(ids + 4, uint32_t{llmc::kAdapterTiles}, "has index 8 of 8");
+  corrupt(ids + 4, uint32_t{llmc::kNumInputs}, "has index 10 of 10");
   Bytes bytes = good.file;
   Put(&bytes, layers, uint32_t{0});
   FixCrc(&bytes);
@@ -441,7 +464,26 @@ void TestDamagedStateLayers(const Tables& good) {
   Put(&bytes, section + 16, uint64_t{0});
   FixCrc(&bytes);
   Write("graphs.bin", bytes);
-  CHECK(llmc::Artifact::Open(g_dir, &other).ok() && !other->shape().recurrent);
+  CHECK(llmc::Artifact::Open(g_dir, &other).ok() && !other->shape().recurrent() && other->shape().state_bytes == 0);
+  CHECK(other->shape().kv_block_bytes == 256 + 1024 + 512 + 64 + 192 && !other->has_input(llmc::kStateSlots));
+  Put(&bytes, good.offset[7] + 4, uint32_t{llmc::kStateSlots});
+  FixCrc(&bytes);
+  Write("graphs.bin", bytes);
+  CHECK(Open(&message) == LLMC_ERR_CORRUPT && message.find("has index 9 of 9") != std::string::npos);
+  // All of them: there are no blocks.
+  bytes = good.file;
+  Put(&bytes, section + 16, uint64_t{1});
+  Put(&bytes, layers, uint32_t{0});
+  FixCrc(&bytes);
+  Write("graphs.bin", bytes);
+  CHECK(llmc::Artifact::Open(g_dir, &other).ok() && other->shape().state_bytes == 256 + 1024);
+  // States in KV blocks.
+  bytes = good.file;
+  Put(&bytes, 8, uint32_t{11});
+  FixCrc(&bytes);
+  Write("graphs.bin", bytes);
+  CHECK(Open(&message) == LLMC_ERR_VERSION);
+  CHECK(message.find("format version 11, of an older llmc that kept the states") != std::string::npos);
   Write("graphs.bin", good.file);
   CHECK(Open(&message) == LLMC_OK);
 }
@@ -534,6 +576,50 @@ void TestOtherFiles() {
   CHECK(llmc_artifact_open(nullptr, &artifact, nullptr) == LLMC_ERR_INVALID_ARGUMENT);
 }
 
+// States go in and out and from slot to slot, also where threads share the copy, and KV blocks stay what they are.
+void TestStatesOfADevice(const Tables& good) {
+  for (const uint64_t key_bytes : {uint64_t{512}, uint64_t{6} << 20}) {
+    Bytes bytes = good.file;
+    for (size_t at : {good.offset[2] + 80, good.offset[13] + 16}) Put(&bytes, at, key_bytes);
+    FixCrc(&bytes);
+    Write("graphs.bin", bytes);
+    std::shared_ptr<const llmc::Artifact> artifact;
+    CHECK_OK(llmc::Artifact::Open(g_dir, &artifact));
+    const uint64_t state_bytes = artifact->shape().state_bytes, block_bytes = artifact->shape().kv_block_bytes;
+    CHECK_EQ(state_bytes, key_bytes + 64 + 192);
+    for (const char* threads : {"1", "3"}) {
+      std::unique_ptr<llmc::OpenDevice> opened;
+      std::unique_ptr<llmc::Device> device;
+      CHECK_OK(llmc::OpenDeviceOf("cpu", {{"threads", threads}}, &opened));
+      CHECK(opened->Load(artifact, {4}, &device).code == LLMC_ERR_INVALID_ARGUMENT);
+      CHECK_OK(opened->Load(artifact, {4, 3}, &device));
+      CHECK(device->num_blocks() == 4 && device->num_states() == 3);
+      std::vector<Bytes> states;
+      Bytes block(block_bytes, 0x5a), read(block_bytes);
+      for (uint32_t slot = 0; slot < 3; ++slot) {
+        states.emplace_back(state_bytes);
+        for (uint64_t i = 0; i < state_bytes; ++i)
+          states[slot][i] = static_cast<unsigned char>((i + 1) * 7 * (slot + 1));
+        CHECK_OK(device->WriteBlock(slot, block.data()));
+        CHECK_OK(device->WriteState(slot, states[slot].data()));
+      }
+      CHECK_OK(device->CopyState(1, 2));
+      CHECK_OK(device->CopyState(0, 0));
+      states[2] = states[1];
+      CHECK(!device->CopyState(1, 3).ok() && !device->CopyState(3, 1).ok());
+      for (uint32_t slot = 0; slot < 3; ++slot) {
+        Bytes state(state_bytes + 1, 0xa5);
+        CHECK_OK(device->ReadState(slot, state.data()));
+        CHECK(state.back() == 0xa5 && std::equal(states[slot].begin(), states[slot].end(), state.begin()));
+        CHECK_OK(device->ReadBlock(slot, read.data()));
+        CHECK(read == block);
+      }
+      CHECK(!device->ReadState(3, states[0].data()).ok() && !device->WriteState(3, states[0].data()).ok());
+    }
+  }
+  Write("graphs.bin", good.file);
+}
+
 void Fuzz(const Tables& good, int rounds) {
   std::mt19937 random(7);
   const uint32_t extremes[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFFFFF8, 64};
@@ -563,7 +649,7 @@ void Fuzz(const Tables& good, int rounds) {
       std::unique_ptr<llmc::CpuDevice> device;
       llmc::CpuDeviceOptions options;
       options.num_threads = 1;
-      options.num_blocks = 4;
+      options.pool = {4, artifact->artifact->shape().recurrent() ? 3u : 0u};
       options.weights.mode = llmc::WeightMode::kCopied;
       (void)llmc::CpuDevice::Create(artifact->artifact, options, &device);
       llmc_artifact_close(artifact);
@@ -601,7 +687,8 @@ int main() {
   Fuzz(uneven, 3000);
   RemoveArtifact();
   const Tables stateful = MakeArtifact(8, 0, 1, true);
-  TestReplay(2, 2048);
+  TestReplay(2, 256 + 1024, {2, 0, 0, 1, 0, 0});
+  TestStatesOfADevice(stateful);
   TestDamagedStateLayers(stateful);
   Fuzz(stateful, 3000);
   RemoveArtifact();

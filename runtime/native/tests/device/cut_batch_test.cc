@@ -45,16 +45,20 @@ void TestASequenceInBothParts() {
   Expect(parts.first, {10, 11, 12, 13}, {10, 7}, {0, 1, 4}, {0}, 1);
   Expect(parts.second, {14, 15, 16, 17}, {9, 2}, {0, 2, 4}, {1, 3}, 3);
   CHECK_EQ(parts.second.positions[0], 7);
+  CHECK(parts.first.state_slots == nullptr && parts.second.state_slots == nullptr);
 }
 
 void TestACutBetweenSequences() {
   llmc::StepBatch batch = ThreeSequences();
   batch.adapter_slots = {7, 8, 9};
+  batch.state_slots = {4, 0, 0, 5, 16, 6, 7, 0, 0};
   BatchParts parts;
   CHECK(llmc::CutBatch(llmc::ViewOf(batch), 6, &parts));
   Expect(parts.first, {10, 11, 12, 13, 14, 15}, {10, 9}, {0, 1, 6}, {0, 5}, 1);
   Expect(parts.second, {16, 17}, {2}, {0, 2}, {1}, 5);
   CHECK_EQ(parts.second.adapter_slots[0], 9);
+  CHECK_EQ(parts.first.state_slots[3], 5);
+  CHECK_EQ(parts.second.state_slots[0], 7);
   CHECK(llmc::CutBatch(llmc::ViewOf(batch), 1, &parts));
   Expect(parts.first, {10}, {10}, {0, 1}, {0}, 1);
 }

@@ -5,6 +5,8 @@
 // Guards stand between the blocks that steps are given: every fourth block, the first and the last among them, holds keys
 // and values of a sequence that nothing else uses, and must have them after every graph, copy and mistake. A device that
 // runs steps command by command shows its memory after each (support/watched_step.h).
+// Of a model with states there are as many slots as blocks. A sequence has the slot that is numbered as its first block,
+// so that slots of guards are guards, too.
 // tests/compiler/targets/test_commands.py also looks at bytes that no operand has, of devices that run code on the host.
 #include <sys/stat.h>
 #include <unistd.h>
@@ -48,21 +50,26 @@ struct Part {
   uint32_t sequence, start, count;
   std::vector<int32_t> table;
   uint32_t num_samples;  // of its last tokens
+  int32_t own_slot = -1;  // of its states; -1: that of its first block
+  int32_t keep_tokens = 0, keep_slot = 0;
 
   uint32_t end() const { return start + count; }
+  int32_t slot() const { return own_slot < 0 ? table[0] : own_slot; }
 };
 
-// A device with one of these mistakes: copy, late, company, spill, stray, beside.
+// A device with one of these mistakes: copy, late, company, spill, stray, leak, beside.
 class Defective final : public Device, public llmc::CommandRunner {
  public:
   Defective(std::unique_ptr<Device> inner, std::string defect) : inner_(std::move(inner)), defect_(std::move(defect)) {}
 
   const llmc::ModelShape& model() const override { return inner_->model(); }
   uint32_t num_blocks() const override { return inner_->num_blocks(); }
+  uint32_t num_states() const override { return inner_->num_states(); }
   Status Enqueue(const StepBatch& batch, llmc::Fence* fence) override {
     batch_ = &batch;
     company_ = batch.num_seqs > 1;
     written_ = static_cast<uint32_t>(batch.slot_mapping.empty() ? 0 : batch.slot_mapping.back() / model().block_size);
+    slot_ = static_cast<uint32_t>(batch.state_slots.empty() ? 0 : batch.state_slots[0]);
     const auto named = [&](uint32_t block) {
       return std::count(batch.block_tables.begin(), batch.block_tables.end(), static_cast<int32_t>(block)) != 0;
     };
@@ -74,6 +81,7 @@ class Defective final : public Device, public llmc::CommandRunner {
     const Status status = inner_->Wait(fence, logits);
     // Into a block that the step does not name.
     if (status.ok() && defect_ == "stray") return inner_->CopyBlock(written_, beside_);
+    if (status.ok() && defect_ == "leak") return inner_->CopyState(slot_, 0);
     if (status.ok() && defect_ == "company" && company_ && *logits != nullptr) {
       rows_.assign(*logits, *logits + model().vocab_size);
       rows_[0] = std::nextafter(rows_[0], 1e30f);
@@ -91,6 +99,11 @@ class Defective final : public Device, public llmc::CommandRunner {
       for (uint32_t block = 1; block < num_blocks(); ++block) static_cast<void>(inner_->CopyBlock(0, block).ok());
     }
   }
+  Status CopyState(uint32_t from, uint32_t to) override {
+    return defect_ == "copy" && from < num_states() && to < num_states() ? Status::Ok() : inner_->CopyState(from, to);
+  }
+  Status ReadState(uint32_t slot, unsigned char* out) override { return inner_->ReadState(slot, out); }
+  Status WriteState(uint32_t slot, const unsigned char* from) override { return inner_->WriteState(slot, from); }
   Status ReadBlock(uint32_t block, unsigned char* out) override { return inner_->ReadBlock(block, out); }
   Status WriteBlock(uint32_t block, const unsigned char* from) override { return inner_->WriteBlock(block, from); }
   llmc::CommandRunner* command_runner() override { return inner_->command_runner() == nullptr ? nullptr : this; }
@@ -114,7 +127,7 @@ class Defective final : public Device, public llmc::CommandRunner {
   uint32_t num_run_ = 0;  // commands of a step that runs one by one
   const StepBatch* batch_ = nullptr;
   bool company_ = false;
-  uint32_t written_ = 0, beside_ = 0;
+  uint32_t written_ = 0, beside_ = 0, slot_ = 0;
   std::vector<float> rows_;
 };
 
@@ -143,9 +156,15 @@ class Suite {
     CheckGuards("copies");
     HandsOver();
     CheckGuards("hand-overs");
+    if (model().recurrent()) {
+      Keeps();
+      CheckGuards("kept states");
+    }
     Mistakes();
     CheckGuards("mistakes");
     Counts();
+    device_.reset();
+    Swaps();
     Engines();
   }
 
@@ -162,6 +181,8 @@ class Suite {
     uint64_t x = (uint64_t{sequence} << 32 | position) * 0x9e3779b97f4a7c15ull;
     return static_cast<int32_t>((x ^ x >> 29) % static_cast<uint64_t>(model().vocab_size));
   }
+
+  llmc::LoadOptions Pools(uint32_t entries) const { return {entries, model().recurrent() ? entries : 0}; }
 
   StepBatch BatchOf(uint32_t graph, const std::vector<Part>& parts) const {
     StepBatch b;
@@ -184,6 +205,7 @@ class Suite {
       b.block_tables.insert(b.block_tables.end(), row.begin(), row.end());
       for (uint32_t i = p.num_samples; i > 0; --i)
         b.sample_index.push_back(b.query_start.back() - static_cast<int32_t>(i));
+      if (model().recurrent()) b.state_slots.insert(b.state_slots.end(), {p.slot(), p.keep_tokens, p.keep_slot});
     }
     b.num_tokens = static_cast<uint32_t>(b.input_ids.size());
     b.num_samples = static_cast<uint32_t>(b.sample_index.size());
@@ -198,7 +220,7 @@ class Suite {
     llmc::Fence fence = 0;
     CHECK_OK(device_->Enqueue(b, &fence));
     for (auto* array : {&b.input_ids, &b.positions, &b.slot_mapping, &b.block_tables, &b.context_lens, &b.query_start,
-                        &b.sample_index}) {
+                        &b.sample_index, &b.state_slots}) {
       std::fill(array->begin(), array->end(), -1);
     }
     const float* logits = nullptr;
@@ -224,13 +246,14 @@ class Suite {
     std::shuffle(free_.begin(), free_.end(), g_random);
   }
 
-  // Computes a sequence up to `tokens`, in chunks that the first prefill graph holds.
-  std::vector<float> Fill(uint32_t sequence, uint32_t from, uint32_t tokens, const std::vector<int32_t>& table) {
+  // Computes a sequence up to `tokens`, in chunks that the first prefill graph holds. slot: as in Part.
+  std::vector<float> Fill(uint32_t sequence, uint32_t from, uint32_t tokens, const std::vector<int32_t>& table,
+                          int32_t slot = -1) {
     std::vector<float> last;
     const uint32_t most = model().graphs[fill_].max_tokens;
     for (uint32_t start = from; start < tokens;) {
       const uint32_t count = std::min(most, tokens - start);
-      auto rows = Step(fill_, {{sequence, start, count, table, 1}});
+      auto rows = Step(fill_, {{sequence, start, count, table, 1, slot}});
       if (!rows.empty()) last = rows[0];
       start += count;
     }
@@ -292,7 +315,7 @@ class Suite {
     Status status = llmc::Artifact::Open(path, &patched);
     CHECK_OK(status);
     std::unique_ptr<Device> device;
-    if (status.ok()) status = opened_->Load(patched, {4}, &device);
+    if (status.ok()) status = opened_->Load(patched, Pools(4), &device);
     links.push_back("graphs.bin");
     for (const std::string& name : links) ::unlink((path + "/" + name).c_str());
     ::rmdir(folder);
@@ -307,7 +330,8 @@ class Suite {
       CHECK(!status.message.empty() && status.message.find('\n') == std::string::npos);
     }
     std::unique_ptr<Device> device;
-    CHECK(!opened_->Load(artifact_, {1}, &device).ok() && device == nullptr);  // no block besides the dummy block
+    CHECK(!opened_->Load(artifact_, Pools(1), &device).ok() && device == nullptr);  // no block besides the dummy block
+    if (model().recurrent()) CHECK(!opened_->Load(artifact_, {4, 0}, &device).ok() && device == nullptr);
   }
 
   void Prepare() {
@@ -320,10 +344,11 @@ class Suite {
     }
     const uint32_t needed = static_cast<uint32_t>(blocks) + 8;
     num_blocks_ = needed + needed / (kBlocksOfGuard - 1) + 2;
-    CHECK_OK(opened_->Load(artifact_, {num_blocks_}, &device_));
+    CHECK_OK(opened_->Load(artifact_, Pools(num_blocks_), &device_));
     if (device_ == nullptr) return;
     if (!defect_.empty()) device_ = std::make_unique<Defective>(std::move(device_), defect_);
     CHECK_EQ(device_->num_blocks(), num_blocks_);
+    CHECK_EQ(device_->num_states(), model().recurrent() ? num_blocks_ : 0u);
     CHECK_EQ(device_->model().graphs.size(), model().graphs.size());
     // The dummy block, too: a step touches what its tables and slots name, and nothing else.
     for (uint32_t i = 0; i < num_blocks_; ++i) {
@@ -346,7 +371,10 @@ class Suite {
       const uint32_t sequence = GuardSequence(guard), tokens = GuardTokens();
       std::vector<int32_t> table = {guard};
       if (tokens == block_size()) table.push_back(beside[0]);
-      const auto rows = Step(fill_, {{sequence, tokens, 1, table, 1}});
+      // A state goes on with each token: a copy of the guard's does.
+      if (model().recurrent())
+        CHECK_OK(device_->CopyState(static_cast<uint32_t>(guard), static_cast<uint32_t>(beside[0])));
+      const auto rows = Step(fill_, {{sequence, tokens, 1, table, 1, beside[0]}});
       const std::string what = "in guard block " + std::to_string(guard) + " behind " + behind;
       CheckRow(rows.empty() ? std::vector<float>() : rows[0], sequence, tokens + 1, what.c_str());
     }
@@ -491,7 +519,6 @@ class Suite {
         params[i].seed = graph + i;
         params[i].temperature = i == 0 ? 0.0f : 0.8f;
         parts.push_back({2000 + 10 * graph + i, start, 1, TableOf(start + kSteps), 1});
-        Fill(parts[i].sequence, 0, start, parts[i].table);
       }
       std::vector<int32_t> text(start + kSteps);
       std::vector<llmc::SampleTask> tasks(seqs);
@@ -509,6 +536,7 @@ class Suite {
       std::vector<std::vector<int32_t>> drawn(kSteps - 1);
       std::vector<std::vector<float>> last;
       for (const bool chained : {true, false}) {
+        for (const Part& part : parts) Fill(part.sequence, 0, start, part.table);
         StepBatch batch = step(0);
         llmc::Fence fence = 0;
         CHECK_OK(device_->Enqueue(batch, &fence));
@@ -558,46 +586,115 @@ class Suite {
     }
   }
 
-  // A copied block is its own from then on, and both halves go on as if there were one.
-  void Copies() {
+  // A sequence with one and a half blocks, and a copy of its last block, and of its states, elsewhere. copy(from, to) and
+  // copy_state(from, to) make it.
+  template <class Copy, class CopyState>
+  void GoesOn(uint32_t sequence, const char* what, Copy copy, CopyState copy_state) {
     const uint32_t reach = Reach(model().graphs[fill_]);
     const uint32_t tokens = std::min(reach - 1, block_size() + block_size() / 2);
     std::vector<int32_t> table = TableOf(tokens + 1);
-    Fill(7, 0, tokens, table);
-    std::vector<int32_t> copy = table;
+    Fill(sequence, 0, tokens, table);
+    std::vector<int32_t> other = table;
     const std::vector<int32_t> fresh = TableOf(1);
-    copy.back() = fresh[0];
-    CHECK_OK(device_->CopyBlock(static_cast<uint32_t>(table.back()), static_cast<uint32_t>(copy.back())));
-    // Another sequence takes the block over.
-    Fill(8, 0, std::min(reach, block_size()), {table.back()});
-    CheckRow(Fill(7, tokens, tokens + 1, copy), 7, tokens + 1, "on a copy");
+    other.back() = fresh[0];
+    copy(static_cast<uint32_t>(table.back()), static_cast<uint32_t>(fresh[0]));
+    if (model().recurrent()) copy_state(static_cast<uint32_t>(table[0]), static_cast<uint32_t>(fresh[0]));
+    // Another sequence takes block and slot over.
+    Fill(sequence + 1, 0, std::min(reach, block_size()), {table.back()}, table[0]);
+    CheckRow(Fill(sequence, tokens, tokens + 1, other, fresh[0]), sequence, tokens + 1, what);
     Free(table);
     Free(fresh);
-    CHECK(!device_->CopyBlock(num_blocks_, 1).ok() && !device_->CopyBlock(1, num_blocks_).ok());
   }
 
-  // A block that went through the host's memory is the same to the sequence that reads it. Not all devices can do it.
+  // A copied block is its own from then on, and so is a slot: both halves go on as if there were one.
+  void Copies() {
+    GoesOn(
+        7, "on a copy", [&](uint32_t from, uint32_t to) { CHECK_OK(device_->CopyBlock(from, to)); },
+        [&](uint32_t from, uint32_t to) { CHECK_OK(device_->CopyState(from, to)); });
+    CHECK(!device_->CopyBlock(num_blocks_, 1).ok() && !device_->CopyBlock(1, num_blocks_).ok());
+    CHECK(!device_->CopyState(num_blocks_, 1).ok() && !device_->CopyState(1, num_blocks_).ok());
+  }
+
+  // What went through the host's memory is the same to the sequence that reads it. Not all devices can do it.
   void HandsOver() {
     std::vector<unsigned char> kv(model().kv_block_bytes + 1, 0xa5), again(kv);
+    std::vector<unsigned char> state(model().state_bytes + 1, 0xa5), state_again(state);
     if (device_->ReadBlock(1, kv.data()).code == LLMC_ERR_INVALID_ARGUMENT) return;
     kv = again;
-    const uint32_t reach = Reach(model().graphs[fill_]);
-    const uint32_t tokens = std::min(reach - 1, block_size() + block_size() / 2);
-    std::vector<int32_t> table = TableOf(tokens + 1);
-    Fill(11, 0, tokens, table);
-    std::vector<int32_t> copy = table;
-    const std::vector<int32_t> fresh = TableOf(1);
-    copy.back() = fresh[0];
-    CHECK_OK(device_->ReadBlock(static_cast<uint32_t>(table.back()), kv.data()));
-    CHECK_EQ(kv.back(), 0xa5);
-    CHECK_OK(device_->WriteBlock(static_cast<uint32_t>(copy.back()), kv.data()));
-    CHECK_OK(device_->ReadBlock(static_cast<uint32_t>(copy.back()), again.data()));
-    CHECK(kv == again);
-    Fill(12, 0, std::min(reach, block_size()), {table.back()});
-    CheckRow(Fill(11, tokens, tokens + 1, copy), 11, tokens + 1, "on a block that was handed over");
-    Free(table);
-    Free(fresh);
+    const auto hand_over = [&](uint32_t from, uint32_t to) {
+      CHECK_OK(device_->ReadBlock(from, kv.data()));
+      CHECK_EQ(kv.back(), 0xa5);
+      CHECK_OK(device_->WriteBlock(to, kv.data()));
+      CHECK_OK(device_->ReadBlock(to, again.data()));
+      CHECK(kv == again);
+    };
+    const auto hand_over_state = [&](uint32_t from, uint32_t to) {
+      CHECK_OK(device_->ReadState(from, state.data()));
+      CHECK_EQ(state.back(), 0xa5);
+      CHECK_OK(device_->WriteState(to, state.data()));
+      CHECK_OK(device_->ReadState(to, state_again.data()));
+      CHECK(state == state_again);
+    };
+    GoesOn(11, "on a block that was handed over", hand_over, hand_over_state);
     CHECK(!device_->ReadBlock(num_blocks_, kv.data()).ok() && !device_->WriteBlock(num_blocks_, kv.data()).ok());
+    CHECK(!device_->ReadState(num_blocks_, state.data()).ok() && !device_->WriteState(num_blocks_, state.data()).ok());
+  }
+
+  // What was saved in the swap space comes back, each from its place. Not all devices have one.
+  void Swaps() {
+    CHECK_OK(opened_->Load(artifact_, Pools(num_blocks_), &device_));
+    if (device_ == nullptr) return;
+    const uint32_t places = 3, state_places = model().recurrent() ? 2 : 0;
+    uint64_t ns = 0, state_ns = 7;
+    const Status opened = device_->OpenSwapSpace(places, state_places, &ns, &state_ns);
+    if (opened.code != LLMC_ERR_INVALID_ARGUMENT) {
+      CHECK_OK(opened);
+      CHECK(ns > 0 && (state_ns > 0) == model().recurrent());
+      const uint32_t other = static_cast<uint32_t>(guards_[0]);
+      GoesOn(
+          13, "on a block that was saved",
+          [&](uint32_t from, uint32_t to) {
+            CHECK_OK(device_->SaveBlock(from, 2));
+            CHECK_OK(device_->SaveBlock(other, 1));
+            CHECK_OK(device_->LoadBlock(2, to));
+          },
+          [&](uint32_t from, uint32_t to) {
+            CHECK_OK(device_->SaveState(from, 1));
+            CHECK_OK(device_->SaveState(other, 0));
+            CHECK_OK(device_->LoadState(1, to));
+          });
+    }
+    device_.reset();
+  }
+
+  // A state that is kept behind a number of tokens is that of these, if the step computes the last of them; else the
+  // slot stays what it is.
+  void Keeps() {
+    const GraphShape& g = model().graphs[fill_];
+    const uint32_t tokens = std::min({g.max_tokens, Reach(g) - 1, 2 * block_size() + 3});
+    const std::vector<int32_t> table = TableOf(tokens + 1), beside = TableOf(1);
+    const int32_t kept = beside[0];
+    for (const uint32_t keep : {1u, tokens / 2, tokens - 1, tokens}) {
+      Fill(15, 0, tokens, table);
+      for (const uint32_t from : {keep - 1, uint32_t{0}}) {
+        Fill(15, 0, from, table);
+        Step(fill_, {{15, from, tokens - from, table, 0, -1, static_cast<int32_t>(keep), kept}});
+        const auto rows = Step(fill_, {{15, keep, 1, table, 1, kept}});
+        CheckRow(rows.empty() ? std::vector<float>() : rows[0], 15, keep + 1, "behind a kept state");
+      }
+      CheckRow(Fill(15, tokens, tokens + 1, table), 15, tokens + 1, "beside a kept state");
+    }
+    // Behind fewer tokens than were there before, and behind more than there are.
+    const uint32_t half = tokens / 2;
+    Fill(15, 0, half, table);
+    CHECK_OK(device_->CopyState(static_cast<uint32_t>(table[0]), static_cast<uint32_t>(kept)));
+    for (const uint32_t keep : {half, half - 1, half + 2}) {
+      Step(fill_, {{15, half, 1, table, 0, -1, static_cast<int32_t>(keep), kept}});
+      CHECK_OK(device_->CopyState(static_cast<uint32_t>(kept), static_cast<uint32_t>(table[0])));
+    }
+    CheckRow(Fill(15, half, half + 1, table, kept), 15, half + 1, "behind a state that was kept before");
+    Free(table);
+    Free(beside);
   }
 
   // What does not fit is an error, nothing runs, and the device goes on.
@@ -624,6 +721,20 @@ class Suite {
     fails([&](StepBatch* b) { b->query_start[1] = 1; });
     fails([&](StepBatch* b) { b->sample_index[0] = 2; });
     fails([&](StepBatch* b) { b->positions.pop_back(); });
+    fails([&](StepBatch* b) { b->state_slots.resize(model().recurrent() ? 0 : llmc::kStateFields); });
+    if (model().recurrent()) {
+      const auto fails_with = [&](uint32_t field, int32_t value) {
+        fails([&](StepBatch* b) { b->state_slots[1] = 1, b->state_slots[field] = value; });
+      };
+      for (const uint32_t slot : {0u, 2u}) {
+        fails_with(slot, -1);
+        fails_with(slot, static_cast<int32_t>(num_blocks_));
+      }
+      fails_with(1, -1);
+      fails_with(1, model().max_model_len + 1);
+      fails_with(2, table[0]);
+      fails([&](StepBatch* b) { b->state_slots.pop_back(); });
+    }
     CheckRow(Fill(9, 0, 2, table), 9, 2, "after mistakes");
     Free(table);
   }
@@ -690,7 +801,6 @@ class Suite {
   }
 
   void Engines() {
-    device_.reset();
     const bool decodes = std::any_of(model().graphs.begin(), model().graphs.end(),
                                      [](const GraphShape& g) { return g.phase == Phase::kDecode; });
     if (!decodes) return;
@@ -698,7 +808,7 @@ class Suite {
     std::vector<int32_t> alone;
     for (const bool others : {false, true}) {
       std::unique_ptr<Device> device;
-      CHECK_OK(opened_->Load(artifact_, {num_blocks_}, &device));
+      CHECK_OK(opened_->Load(artifact_, Pools(num_blocks_), &device));
       std::unique_ptr<llmc::Engine> engine;
       CHECK_OK(llmc::Engine::Create(std::move(device), {}, &engine));
       for (int again = 0; again < 2; ++again) {  // the second time out of the prefix cache

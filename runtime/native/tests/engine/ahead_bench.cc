@@ -26,7 +26,7 @@ class TimedDevice final : public llmc::SimulatedDevice {
  public:
   TimedDevice(llmc::ModelShape model, std::vector<llmc::SimulatedGraph> graphs, uint32_t num_blocks,
               llmc::Overlap overlap)
-      : SimulatedDevice(std::move(model), std::move(graphs), num_blocks, {}), overlap_(overlap) {}
+      : SimulatedDevice(std::move(model), std::move(graphs), {num_blocks, 0}, {}), overlap_(overlap) {}
   llmc::Overlap overlap() const override { return overlap_; }
   bool samples() const override { return true; }
   Status Enqueue(const llmc::StepBatch& batch, llmc::Fence* fence) override {

@@ -343,7 +343,7 @@ void TestLost() {
 void TestStatesAreNotChained() {
   Ordered* device;
   ModelShape shape = Usual();
-  shape.recurrent = true;
+  shape.state_bytes = sizeof(NullDevice::State);
   auto engine = MakeOrdered(&device, 65, {}, shape);
   device->never_refuses = true;
   device->loses = 1;

@@ -152,7 +152,44 @@ static void TestRandom() {
   }
 }
 
+// States of blocks: found as far as they reach, moved to the block that lookups find, gone with the block.
+static void TestStates() {
+  BlockManager m(6, 2, true, 4);
+  const int32_t tokens[] = {1, 2, 3, 4, 5, 6};
+  const uint32_t a = m.Allocate(), b = m.Allocate(), c = m.Allocate();
+  CHECK(m.states().Promise(a) != 0 && m.states().Promise(c) != 0);
+  const uint64_t ida = m.Register(a, BlockManager::kRoot, tokens, true);
+  const uint64_t idb = m.Register(b, ida, tokens + 2);
+  // Promised by a step that never ran: nobody may find it.
+  m.Register(c, idb, tokens + 4);
+  CHECK(m.states().of(a) != 0 && m.states().of(c) == 0 && m.states().num_free() == 2);
+  std::vector<uint32_t> hits;
+  uint64_t id = 0;
+  m.Lookup(BlockManager::kRoot, tokens, 3, &hits, &id);
+  CHECK_EQ(hits.size(), 3u);
+  m.CutToState(BlockManager::kRoot, &hits, &id);
+  CHECK(hits.size() == 1 && hits[0] == a && id == ida);
+  // Computed again, with a state this time.
+  const uint32_t again = m.Allocate();
+  const uint32_t slot = m.states().Promise(again);
+  CHECK_EQ(m.Register(again, ida, tokens + 2, true), idb);
+  CHECK(m.states().of(b) == slot && m.states().of(again) == 0);
+  m.Forget(a);
+  CHECK_EQ(m.states().of(a), 0u);
+  m.Lookup(BlockManager::kRoot, tokens, 3, &hits, &id);
+  m.CutToState(BlockManager::kRoot, &hits, &id);
+  CHECK(hits.empty() && id == BlockManager::kRoot);
+  // A promise ends with its block, and a kept state with what was cached.
+  const uint32_t unfinished = m.Allocate();
+  CHECK(m.states().Promise(unfinished) != 0);
+  for (const uint32_t block : {unfinished, again, c, b, a}) m.Release(block);
+  CHECK_EQ(m.states().num_kept(), 1u);
+  for (int i = 0; i < 5; ++i) m.Allocate();
+  CHECK(m.states().num_kept() == 0 && m.states().num_free() == 3);
+}
+
 int main() {
+  TestStates();
   TestAllocate();
   TestPrefix();
   TestRecycledParent();

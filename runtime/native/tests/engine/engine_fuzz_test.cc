@@ -17,8 +17,8 @@ uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses
          total_thrown = 0, total_chained = 0, total_lost = 0, total_disjoint = 0, total_failed_steps = 0,
          total_failed = 0;
 // Of recurrent models.
-uint64_t states_read = 0, states_copied = 0, states_saved = 0, states_loaded = 0, states_cached = 0, states_ahead = 0,
-         states_thrown = 0, states_disjoint = 0, states_failed = 0;
+uint64_t states_read = 0, states_kept = 0, states_copied = 0, states_saved = 0, states_loaded = 0, states_cached = 0,
+         states_ahead = 0, states_thrown = 0, states_disjoint = 0, states_failed = 0;
 
 void Property(uint32_t seed, bool recurrent) {
   std::mt19937 rng(seed);
@@ -26,7 +26,7 @@ void Property(uint32_t seed, bool recurrent) {
   const uint32_t bs = pick(1, 6), max_len = pick(12, 60), max_seqs = pick(1, 8);
   const uint32_t all_blocks = (max_len + bs - 1) / bs;
   ModelShape shape = Shape(static_cast<int32_t>(bs), static_cast<int32_t>(max_len), static_cast<int32_t>(max_seqs));
-  shape.recurrent = recurrent;
+  shape.state_bytes = recurrent ? sizeof(NullDevice::State) : 0;
   const uint32_t largest = pick(1, max_len + 10);
   for (uint32_t t = 1; t < largest; t += pick(1, 16))
     AddGraph(&shape, Phase::kPrefill, t, pick(1, 4), pick(1, all_blocks));
@@ -53,7 +53,9 @@ void Property(uint32_t seed, bool recurrent) {
   if (recurrent) options.speculate_tokens = 0;
   options.speculate_always = pick(0, 3) != 0;
   options.swap_always = pick(0, 1) != 0;
-  if (pick(0, 1) != 0) options.swap_bytes = shape.kv_block_bytes * pick(1, 2 * blocks);
+  if (pick(0, 1) != 0) options.swap_bytes = (shape.kv_block_bytes + shape.state_bytes) * pick(1, 2 * blocks);
+  options.keep_states_every = pick(0, 1) ? pick(1, 20) : SchedulerOptions::kKeepEvery;
+  NullDevice::slots = pick(0, 1) ? 0 : pick(1, 3 * max_seqs);
   const uint32_t reach = std::min(max_len, (blocks - 1) * bs);
   if (reach < 2) return;
 
@@ -229,9 +231,10 @@ void Property(uint32_t seed, bool recurrent) {
   if (recurrent) {
     CHECK_EQ(device->chained_steps, 0u);
     states_read += device->states_read;
-    states_copied += device->copies;
-    states_saved += device->saves;
-    states_loaded += device->loads;
+    states_kept += device->states_kept;
+    states_copied += device->states_copied;
+    states_saved += device->states_saved;
+    states_loaded += device->states_loaded;
     states_cached += s.cached_tokens;
     states_ahead += s.num_ahead_steps;
     states_thrown += s.num_thrown_rows;
@@ -261,9 +264,9 @@ int main() {
         total_mixed_hits,   total_parked,  total_evictions, total_promotions,    total_beams,
         total_best_of,      total_drafted, total_accepted,  total_drafts,        total_loads,
         total_ahead,        total_thrown,  total_chained,   total_lost,          total_disjoint,
-        total_failed_steps, total_failed,  states_read,     states_copied,       states_saved,
-        states_loaded,      states_cached, states_ahead,    states_thrown,       states_disjoint,
-        states_failed}) {
+        total_failed_steps, total_failed,  states_read,     states_kept,         states_copied,
+        states_saved,       states_loaded, states_cached,   states_ahead,        states_thrown,
+        states_disjoint,    states_failed}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

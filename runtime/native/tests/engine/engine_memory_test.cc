@@ -37,14 +37,18 @@ struct Reached {
 };
 
 uint32_t speculate = 0;  // of engines made from now on: guesses of a sequence; of two, by a draft
+bool recurrent = false;  // so are models of engines made from now on
 
 // Requests of every kind in a pool too small for all of them. Allocation `allocation` of step `step` fails, and
 // `failures` - 1 after it; returns false when the step makes fewer, or there is no such step.
 bool FailStep(int step, long allocation, long failures, bool* reached_step, Reached* reached) {
   ModelShape shape = Usual();
   AddGraph(&shape, Phase::kMixed, 12, 8, 16);
+  if (recurrent) shape.state_bytes = sizeof(NullDevice::State);
   NullDevice* device;
   EngineOptions options;
+  options.swap_always = true;
+  options.swap_bytes = recurrent ? 40 * (shape.kv_block_bytes + shape.state_bytes) : 0;
   options.speculate_tokens = speculate;
   options.speculate_always = true;
   auto engine =
@@ -167,6 +171,9 @@ int main() {
   NullDevice::draws = NullDevice::chains = true;
   TestStep();
   NullDevice::late = NullDevice::draws = NullDevice::chains = false;
+  recurrent = true;
+  TestStep();
+  recurrent = false;
   auto engine = Make(Usual(), 65, {});
   Outputs outputs;
   Needs needs;

@@ -10,18 +10,22 @@ namespace {
 struct Way {
   bool late, chains;
   uint32_t in_flight;
+  bool recurrent = false;
 };
 
 struct Totals {
   uint64_t failures = 0, failed_saves = 0, failed_loads = 0, failed_copies = 0, cached = 0, handed = 0;
+  uint64_t states_copied = 0, states_saved = 0, states_loaded = 0;
 };
 
-std::unique_ptr<Engine> Tight(NullDevice** device = nullptr) {
+std::unique_ptr<Engine> Tight(const Way& way, NullDevice** device = nullptr) {
   ModelShape shape = Usual();
   shape.kv_block_bytes = static_cast<uint64_t>(shape.block_size) * sizeof(uint64_t);  // of NullDevice
+  if (way.recurrent) shape.state_bytes = sizeof(NullDevice::State);
   EngineOptions options;
   options.swap_always = true;
-  options.swap_bytes = shape.kv_block_bytes * 40;
+  options.swap_bytes = (shape.kv_block_bytes + shape.state_bytes) * 40;
+  options.keep_states_every = 4;
   return Make(shape, 17, options, device);
 }
 
@@ -47,7 +51,9 @@ Job Continued(const Job& job, uint32_t index) {
 // Gives another engine all blocks of a text that are found.
 uint64_t HandOver(Engine* from, Engine* to, const Job& job) {
   std::vector<unsigned char> data(1 << 16);
-  HandedText text{job.prompt, {}}, same{job.prompt, {}};
+  // The last token of a prompt is always computed.
+  const std::vector<int32_t> tokens(job.prompt.begin(), job.prompt.end() - 1);
+  HandedText text{tokens, {}}, same{tokens, {}};
   uint64_t blocks = 0, bytes = 0, taken = 0;
   CHECK_OK(from->ExportBlocks(&text, 0, data.data(), data.size(), &blocks, &bytes));
   if (blocks == 0) return 0;
@@ -62,7 +68,7 @@ bool TestFailureAt(int at, const Way& way, Totals* totals) {
   NullDevice::chains = NullDevice::draws = way.chains;
   NullDevice::in_flight = way.in_flight;
   NullDevice* device;
-  auto engine = Tight(&device);
+  auto engine = Tight(way, &device);
   device->fail_code = LLMC_ERR_DEVICE_FAILED;
   device->fail_after = at;
   std::vector<Job> jobs = Jobs();
@@ -100,7 +106,7 @@ bool TestFailureAt(int at, const Way& way, Totals* totals) {
     again.push_back(job);
     for (uint32_t i = 0; i < job.params.n; ++i) again.push_back(Continued(job, i));
   }
-  auto other = way.in_flight == 1 ? Tight() : nullptr;
+  auto other = way.in_flight == 1 ? Tight(way) : nullptr;
   for (Engine* one : {other.get(), engine.get()}) {
     outputs.clear();  // ids of engines are alike
     for (Job& job : again) {
@@ -113,6 +119,9 @@ bool TestFailureAt(int at, const Way& way, Totals* totals) {
     }
   }
   CHECK_EQ(engine->Stats().num_free_blocks, engine->Stats().num_blocks);
+  totals->states_copied += device->states_copied;
+  totals->states_saved += device->states_saved;
+  totals->states_loaded += device->states_loaded;
   return reached;
 }
 
@@ -120,14 +129,16 @@ bool TestFailureAt(int at, const Way& way, Totals* totals) {
 
 int main() {
   Totals totals;
-  for (const Way& way : {Way{false, false, 1}, Way{true, false, 1}, Way{true, true, 1}, Way{true, false, 3}}) {
+  for (const Way& way : {Way{false, false, 1}, Way{true, false, 1}, Way{true, true, 1}, Way{true, false, 3},
+                         Way{false, false, 1, true}, Way{true, false, 1, true}, Way{true, false, 3, true}}) {
     int at = 1;
     while (TestFailureAt(at, way, &totals)) ++at;
     CHECK(at > 30);
     std::printf("%d steps and copies\n", at);
   }
-  for (const uint64_t total : {totals.failures, totals.failed_saves, totals.failed_loads, totals.failed_copies,
-                               totals.cached, totals.handed}) {
+  for (const uint64_t total :
+       {totals.failures, totals.failed_saves, totals.failed_loads, totals.failed_copies, totals.cached, totals.handed,
+        totals.states_copied, totals.states_saved, totals.states_loaded}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

@@ -10,30 +10,38 @@ namespace {
 
 void TestWhatPays() {
   SwapSpace space;
-  CHECK(!space.open() && !space.Pays(1, 100));
-  space.Open(4, false);
-  CHECK(!space.Pays(1, 100));  // nothing was measured
-  space.SetCosts(1000, 100);
-  CHECK(space.Pays(1, 11) && !space.Pays(1, 10));
-  CHECK(space.Pays(4, 64) && !space.Pays(5, 1000) && !space.Pays(0, 1000));
+  CHECK(!space.open() && !space.Pays(1, false, 100));
+  space.Open(4, 0, false);
+  CHECK(!space.Pays(1, false, 100));  // nothing was measured
+  space.SetCosts({1000, 5000, 100});
+  CHECK(space.Pays(1, false, 11) && !space.Pays(1, false, 10));
+  CHECK(space.Pays(4, false, 64) && !space.Pays(5, false, 1000) && !space.Pays(0, false, 1000));
+  CHECK(!space.Pays(1, true, 1000));  // there is no place for states
   SwapSpace always;
-  always.Open(4, true);
-  CHECK(always.Pays(4, 1) && !always.Pays(5, 1000));
+  always.Open(4, 1, true);
+  CHECK(always.Pays(4, true, 1) && !always.Pays(5, true, 1000));
+  static_cast<void>(always.states.Take());
+  CHECK(always.Pays(4, false, 1) && !always.Pays(1, true, 1000));
+  SwapSpace with_states;
+  with_states.Open(4, 2, false);
+  with_states.SetCosts({1000, 5000, 100});
+  CHECK(with_states.Pays(1, true, 61) && !with_states.Pays(1, true, 60));
 }
 
 // What is given back may still be read in this step.
 void TestPlaces() {
   SwapSpace space;
-  space.Open(2, true);
-  std::vector<uint32_t> places = {space.Take(), space.Take()};
-  CHECK(places[0] != places[1] && space.num_used() == 2);
-  space.GiveBack(&places);
-  CHECK(places.empty() && space.num_used() == 0 && !space.Pays(1, 1));
+  space.Open(2, 1, true);
+  std::vector<uint32_t> places = {space.blocks.Take(), space.blocks.Take()}, states = {space.states.Take()};
+  CHECK(places[0] != places[1] && space.blocks.num_used() == 2 && space.states.num_used() == 1);
+  space.blocks.GiveBack(&places);
+  space.states.GiveBack(&states);
+  CHECK(places.empty() && states.empty() && space.blocks.num_used() == 0 && !space.Pays(1, false, 1));
   space.NextStep();
-  CHECK(space.Pays(2, 1));
-  static_cast<void>(space.Take());
+  CHECK(space.Pays(2, true, 1));
+  static_cast<void>(space.blocks.Take());
   space.Clear();
-  CHECK(space.num_used() == 0 && space.Pays(2, 1));
+  CHECK(space.blocks.num_used() == 0 && space.Pays(2, true, 1));
 }
 
 // Two texts that the pool has no room for: one gives way, is saved and comes back, without a token computed twice.
@@ -41,10 +49,12 @@ void TestNothingIsComputedTwice() {
   ModelShape shape = Shape(4, 64, 2);
   AddGraph(&shape, Phase::kPrefill, 32, 2, 16);
   AddGraph(&shape, Phase::kDecode, 2, 2, 16);
-  for (const bool swaps : {false, true}) {
+  for (const int round : {0, 1, 2, 3}) {
+    const bool swaps = round % 2 != 0;
+    shape.state_bytes = round / 2 * sizeof(NullDevice::State);
     EngineOptions options;
     options.prefix_cache = false;
-    options.swap_bytes = swaps ? 16 * shape.kv_block_bytes : 0;
+    options.swap_bytes = swaps ? 16 * (shape.kv_block_bytes + shape.state_bytes) : 0;
     options.swap_always = true;
     NullDevice* device;
     auto engine = Make(shape, 9, options, &device);
@@ -68,6 +78,8 @@ void TestNothingIsComputedTwice() {
     CHECK(stats.num_preemptions > 0);
     CHECK_EQ(device->loads > 0, swaps);
     CHECK_EQ(device->saves, device->loads);
+    CHECK_EQ(device->states_loaded > 0, swaps && shape.recurrent());
+    CHECK_EQ(device->states_saved, device->states_loaded);
     // Of each text all but the last token, once.
     CHECK_EQ(stats.scheduled_tokens == 2 * (10 + 16 - 1), swaps);
   }
@@ -79,9 +91,13 @@ void TestBadSizes() {
   EngineOptions options;
   options.swap_bytes = shape.kv_block_bytes - 1;
   std::unique_ptr<llmc::Engine> engine;
-  const llmc::Status status = llmc::Engine::Create(std::make_unique<NullDevice>(shape, 9), options, &engine);
+  llmc::Status status = llmc::Engine::Create(std::make_unique<NullDevice>(shape, 9), options, &engine);
   CHECK(!status.ok() && engine == nullptr);
   CHECK(status.message.find("swap_bytes is") != std::string::npos);
+  shape.state_bytes = sizeof(NullDevice::State);
+  options.swap_bytes = shape.kv_block_bytes + shape.state_bytes - 1;
+  status = llmc::Engine::Create(std::make_unique<NullDevice>(shape, 9), options, &engine);
+  CHECK(!status.ok() && status.message.find("a KV block and a sequence's states have") != std::string::npos);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ void TestLoads() {
 void TestStatesStay() {
   NullDevice* device;
   ModelShape m = Usual();
-  m.recurrent = true;
+  m.state_bytes = sizeof(NullDevice::State);
   auto engine = Make(m, 65, {}, &device);
   std::vector<Job> jobs;
   for (uint32_t length : {3u, 9u, 17u, 30u}) jobs.push_back(Simple(length, 20));

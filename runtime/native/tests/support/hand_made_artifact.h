@@ -149,7 +149,7 @@ inline Tables MakeTables(int ranks = 0, int uneven_stages = 0, bool states = fal
   const std::vector<llmc::StateLayerRecord> state_layers = {{1, 0}, {2, 0}};
   if (states) add(14, 8, state_layers.data(), state_layers.size());
   std::memcpy(t.file.data(), "LLMCGRPH", 8);
-  Put(&t.file, 8, uint32_t{states ? 11u : uneven_stages != 0 ? 10u : ranks == 0 ? 5u : 7u});
+  Put(&t.file, 8, uint32_t{states ? 12u : uneven_stages != 0 ? 10u : ranks == 0 ? 5u : 7u});
   Put(&t.file, 12, uint32_t{64});
   Put(&t.file, 16, uint64_t{t.file.size()});
   Put(&t.file, 24, num_sections);
@@ -221,6 +221,7 @@ inline llmc_device* OpenCpu(const char* key = nullptr, const std::string& value 
 struct Batch {
   std::vector<int32_t> ids{3, 4, 5}, positions{0, 1, 0}, slots{16, 17, 32}, tables{1, 0, 0, 0, 2, 0, 0, 0};
   std::vector<int32_t> context{2, 1}, start{0, 2, 3}, sample{1, 2};
+  std::vector<int32_t> states{};  // of an artifact with states
   uint32_t num_tokens = 3, num_seqs = 2, num_samples = 2, stride = 4;
   llmc_batch View() const {
     llmc_batch b;
@@ -229,6 +230,7 @@ struct Batch {
     b.input_ids = ids.data(), b.positions = positions.data(), b.slot_mapping = slots.data();
     b.block_tables = tables.data(), b.context_lens = context.data(), b.query_start = start.data();
     b.sample_index = sample.data();
+    b.state_slots = states.empty() ? nullptr : states.data();
     return b;
   }
 };

@@ -1,8 +1,8 @@
 // A device without arithmetic. Each slot of its KV pool holds a hash of everything that the token at that position
 // depends on, read through block tables. A wrong slot, block, position, copy or reuse changes every later logit.
 //
-// Of a recurrent model, each block also holds a state: how many tokens were folded, and their fold. A step fails unless
-// it finds the state of exactly the tokens before its first one.
+// Of a recurrent model, a slot of states holds how many tokens were folded, and their fold. A step fails unless it finds
+// the state of exactly the tokens before its first one.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -39,13 +39,18 @@ inline void LogitsOf(uint64_t fold, int32_t vocab, float* out) {
 class NullDevice : public llmc::Device {
  public:
   static inline uint32_t workers = 1;  // applies to engines made later
+  // Of a recurrent model, slots of states besides the dummy slot; 0: a few more than sequences.
+  static inline uint32_t slots = 0;  // applies to engines made later
   NullDevice(llmc::ModelShape shape, uint32_t num_blocks)
       : shape_(std::move(shape)),
         num_blocks_(num_blocks),
-        pool_(static_cast<size_t>(num_blocks) * shape_.block_size, 0xdead),
-        states_(num_blocks, kNoState) {}
+        pool_(static_cast<size_t>(num_blocks) * shape_.block_size, 0xdead) {
+    const uint32_t seqs = static_cast<uint32_t>(shape_.max_num_seqs);
+    if (shape_.recurrent()) states_.assign(1 + (slots > 0 ? slots : 3 * seqs), kNoState);
+  }
   const llmc::ModelShape& model() const override { return shape_; }
   uint32_t num_blocks() const override { return num_blocks_; }
+  uint32_t num_states() const override { return static_cast<uint32_t>(states_.size()); }
   uint32_t num_host_threads() const override { return workers; }
 
   // Starts with the last worker: results must depend neither on the order nor on the thread.
@@ -149,8 +154,8 @@ class NullDevice : public llmc::Device {
       for (const int32_t slot : b.slot_mapping) {
         if (slot < shape_.block_size || slot >= static_cast<int32_t>(pool_.size())) continue;
         pool_[slot] = 0xbad;
-        states_[slot / shape_.block_size] = kNoState;
       }
+      for (const int32_t slot : StatesOf(b)) states_[static_cast<uint32_t>(slot)] = kNoState;
       return Failed();
     }
     if (b.graph >= shape_.graphs.size()) return Bad("graph");
@@ -163,9 +168,11 @@ class NullDevice : public llmc::Device {
         b.slot_mapping.size() != b.num_tokens || b.context_lens.size() != b.num_seqs ||
         b.query_start.size() != b.num_seqs + 1 || b.sample_index.size() != b.num_samples ||
         b.block_tables.size() != static_cast<size_t>(b.num_seqs) * b.block_table_stride ||
-        b.query_start.back() != static_cast<int32_t>(b.num_tokens)) {
+        b.query_start.back() != static_cast<int32_t>(b.num_tokens) ||
+        b.state_slots.size() != (shape_.recurrent() ? size_t{llmc::kStateFields} * b.num_seqs : 0)) {
       return Bad("array sizes");
     }
+    std::set<int32_t> state_slots;
     const int32_t bs = shape_.block_size;
     std::set<int32_t> written;
     std::vector<uint64_t> folds(b.num_tokens);
@@ -182,14 +189,20 @@ class NullDevice : public llmc::Device {
         ++dummy_seqs;  // warm-up: may write to the dummy block only
         for (int32_t t = begin; t < end; ++t) {
           if (b.slot_mapping[t] != b.positions[t] % bs) return Bad("slot outside the dummy block");
-          if (shape_.recurrent && table[b.positions[t] / bs] != 0) return Bad("state outside the dummy block");
         }
+        if (shape_.recurrent() && StateOf(b, i, 0) + StateOf(b, i, 1) != 0) return Bad("state outside the dummy slot");
         continue;
       }
       auto slot_of = [&](int32_t p) { return table[p / bs] * bs + p % bs; };
       for (int32_t p = 0; p < start; ++p) fold = Fold(fold, pool_[slot_of(p)]);
-      if (shape_.recurrent && start > 0) {
-        const State& state = states_[table[(start - 1) / bs]];
+      const int32_t own = StateOf(b, i, 0), keep_tokens = StateOf(b, i, 1), keep_slot = StateOf(b, i, 2);
+      for (const int32_t slot : {own, keep_tokens > 0 ? keep_slot : 0}) {
+        if (!shape_.recurrent() || (slot == 0 && slot != own)) continue;
+        if (slot < 1 || slot >= static_cast<int32_t>(states_.size())) return Bad("slot of states");
+        if (!state_slots.insert(slot).second) return Bad("slot of states of two sequences");
+      }
+      if (shape_.recurrent() && start > 0) {
+        const State& state = states_[static_cast<uint32_t>(own)];
         if (state.count != static_cast<uint64_t>(start) || state.fold != fold) {
           return Bad("the state of " + std::to_string(state.count) + " tokens before token " + std::to_string(start));
         }
@@ -203,7 +216,14 @@ class NullDevice : public llmc::Device {
         pool_[slot] = TokenHash(fold, b.input_ids[t], static_cast<uint32_t>(p));
         fold = Fold(fold, pool_[slot]);
         folds[t] = fold;
-        if (t + 1 == end || (p + 1) % bs == 0) states_[slot / bs] = {static_cast<uint64_t>(p) + 1, fold};
+        if (shape_.recurrent() && p + 1 == keep_tokens) {
+          if (keep_tokens % bs != 0) return Bad("a state kept within a block");
+          states_[static_cast<uint32_t>(keep_slot)] = {static_cast<uint64_t>(keep_tokens), fold};
+          ++states_kept;
+        }
+      }
+      if (shape_.recurrent()) {
+        states_[static_cast<uint32_t>(own)] = {static_cast<uint64_t>(b.positions[end - 1]) + 1, fold};
       }
     }
     logits_.resize(static_cast<size_t>(b.num_samples) * shape_.vocab_size);
@@ -232,51 +252,71 @@ class NullDevice : public llmc::Device {
     if (Fails()) return ++failed_copies, Failed();
     std::copy_n(pool_.begin() + static_cast<size_t>(from) * shape_.block_size, shape_.block_size,
                 pool_.begin() + static_cast<size_t>(to) * shape_.block_size);
-    states_[to] = states_[from];
     ++copies;
     return llmc::Status::Ok();
   }
+  llmc::Status CopyState(uint32_t from, uint32_t to) override {
+    return States(from, to, to, states_.size(), &failed_copies, [=] {
+      states_[to] = states_[from];
+      ++states_copied;
+    });
+  }
 
   // A place is reused only after its contents were read.
-  llmc::Status OpenSwapSpace(uint32_t num_places, uint64_t* ns) override {
+  llmc::Status OpenSwapSpace(uint32_t num_places, uint32_t num_state_places, uint64_t* ns,
+                             uint64_t* state_ns) override {
     saved_.resize(static_cast<size_t>(num_places) * shape_.block_size);
-    saved_states_.resize(num_places, kNoState);
-    *ns = 1;
+    saved_states_.resize(num_state_places, kNoState);
+    *ns = *state_ns = 1;
     return llmc::Status::Ok();
   }
   llmc::Status SaveBlock(uint32_t block, uint32_t place) override {
     return Swap(block, place, &failed_saves, [=](uint64_t* of_block, uint64_t* of_place) {
       std::copy_n(of_block, shape_.block_size, of_place);
-      saved_states_[place] = states_[block];
       ++saves;
     });
   }
   llmc::Status LoadBlock(uint32_t place, uint32_t block) override {
     return Swap(block, place, &failed_loads, [=](uint64_t* of_block, uint64_t* of_place) {
       std::copy_n(of_place, shape_.block_size, of_block);
-      states_[block] = std::exchange(saved_states_[place], kNoState);
       std::fill_n(of_place, shape_.block_size, 0xdead);
       ++loads;
     });
   }
 
   llmc::Status ReadBlock(uint32_t block, unsigned char* out) override {
-    return Whole(block, [=](uint64_t* of_block) {
-      std::memcpy(out, of_block, SlotBytes());
-      if (shape_.recurrent) std::memcpy(out + SlotBytes(), &states_[block], sizeof(State));
-    });
+    return Whole(block, [=](uint64_t* of_block) { std::memcpy(out, of_block, BlockBytes()); });
   }
   llmc::Status WriteBlock(uint32_t block, const unsigned char* from) override {
-    return Whole(block, [=](uint64_t* of_block) {
-      std::memcpy(of_block, from, SlotBytes());
-      if (shape_.recurrent) std::memcpy(&states_[block], from + SlotBytes(), sizeof(State));
+    return Whole(block, [=](uint64_t* of_block) { std::memcpy(of_block, from, BlockBytes()); });
+  }
+  llmc::Status SaveState(uint32_t slot, uint32_t place) override {
+    return States(slot, slot, place, saved_states_.size(), &failed_saves, [=] {
+      saved_states_[place] = states_[slot];
+      ++states_saved;
     });
+  }
+  llmc::Status LoadState(uint32_t place, uint32_t slot) override {
+    return States(slot, slot, place, saved_states_.size(), &failed_loads, [=] {
+      states_[slot] = std::exchange(saved_states_[place], kNoState);
+      ++states_loaded;
+    });
+  }
+  llmc::Status ReadState(uint32_t slot, unsigned char* out) override {
+    uint64_t failures = 0;
+    return States(slot, slot, slot, states_.size(), &failures,
+                  [=] { std::memcpy(out, &states_[slot], sizeof(State)); });
+  }
+  llmc::Status WriteState(uint32_t slot, const unsigned char* from) override {
+    uint64_t failures = 0;
+    return States(slot, slot, slot, states_.size(), &failures,
+                  [=] { std::memcpy(&states_[slot], from, sizeof(State)); });
   }
   // Tokens that were folded, and their fold.
   struct State {
     uint64_t count, fold;
   };
-  size_t BlockBytes() const { return SlotBytes() + (shape_.recurrent ? sizeof(State) : 0); }
+  size_t BlockBytes() const { return static_cast<size_t>(shape_.block_size) * sizeof(uint64_t); }
 
   int fail_after = 0;  // steps and copies until one fails
   llmc_status fail_code = LLMC_ERR_INTERNAL;
@@ -288,11 +328,24 @@ class NullDevice : public llmc::Device {
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
   uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0,
            chained_steps = 0, lost_steps = 0, unwanted_tasks = 0, most_queued = 0, failed_copies = 0, failed_saves = 0,
-           failed_loads = 0, states_read = 0;
+           failed_loads = 0, states_read = 0, states_kept = 0, states_copied = 0, states_saved = 0, states_loaded = 0;
 
  private:
   static constexpr State kNoState{UINT32_MAX, 0xdead};
-  size_t SlotBytes() const { return static_cast<size_t>(shape_.block_size) * sizeof(uint64_t); }
+  // A number of a sequence's record in state_slots; 0 where the model is not recurrent.
+  static int32_t StateOf(const llmc::StepBatch& b, uint32_t sequence, uint32_t field) {
+    return b.state_slots.empty() ? 0 : b.state_slots[size_t{llmc::kStateFields} * sequence + field];
+  }
+  // Slots of states that a step reads or writes.
+  static std::set<int32_t> StatesOf(const llmc::StepBatch& b) {
+    std::set<int32_t> slots;
+    for (uint32_t i = 0; i < b.num_seqs; ++i) {
+      slots.insert(StateOf(b, i, 0));
+      if (StateOf(b, i, 1) > 0) slots.insert(StateOf(b, i, 2));
+    }
+    slots.erase(0);
+    return slots;
+  }
   struct Queued {
     llmc::Fence fence;
     llmc::StepBatch batch;
@@ -316,6 +369,10 @@ class NullDevice : public llmc::Device {
         for (const int32_t block : BlocksOf(*writes, false)) {
           if (read.count(block) != 0) return Bad("a block of two steps on their way");
         }
+      }
+      const std::set<int32_t> taken = StatesOf(other.batch);
+      for (const int32_t slot : StatesOf(b)) {
+        if (taken.count(slot) != 0) return Bad("a slot of states of two steps on their way");
       }
     }
     queue_.push_back({++last_fence_, b});
@@ -347,6 +404,17 @@ class NullDevice : public llmc::Device {
     if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
     if (block == 0 || block >= num_blocks_ || shape_.kv_block_bytes != BlockBytes()) return Bad("block");
     copy(pool_.data() + static_cast<size_t>(block) * shape_.block_size);
+    return llmc::Status::Ok();
+  }
+  // slot, other: of states. place: below most, of a slot or of the swap space.
+  template <class Copy>
+  llmc::Status States(uint32_t slot, uint32_t other, uint32_t place, size_t most, uint64_t* failures, Copy copy) {
+    ComputeQueued();
+    if (enqueued_ != 0) return Bad("copy behind a step that nobody waited for");
+    if (slot == 0 || other == 0 || slot >= states_.size() || place >= most) return Bad("slot of states");
+    if (shape_.state_bytes != sizeof(State)) return Bad("states");
+    if (Fails()) return ++*failures, Failed();
+    copy();
     return llmc::Status::Ok();
   }
   template <class Copy>

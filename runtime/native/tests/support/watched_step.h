@@ -2,7 +2,7 @@
 // each: a command changes its own operands and nothing else.
 //
 // What is read are the operands of the graph's commands: arena, weights, inputs, logits and hidden states. Around an
-// operand lie those of other commands, which guard it. KV blocks are compared where a device hands them over.
+// operand lie those of other commands, which guard it. KV blocks and states are compared where a device hands them over.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -31,6 +31,7 @@ class WatchedStep {
     const llmc::GraphRecord& graph = artifact_.graphs()[batch.graph];
     ListParts(graph);
     ReadBlocks(&blocks_);
+    ReadStates(&states_);
     CHECK_OK(runner_.Begin(batch));
     for (auto& [at, part] : parts_) Read(&part);
     for (uint32_t c = 0; c < graph.num_commands; ++c) {
@@ -39,6 +40,7 @@ class WatchedStep {
       Compare(command);
     }
     CompareBlocks(batch);
+    CompareStates(batch);
     std::vector<float> logits(uint64_t{batch.num_samples} * device_.model().output_width());
     const auto found = parts_.find({static_cast<uint32_t>(Kind::kOutput), 0, 0});
     const uint64_t bytes = logits.size() * sizeof(float);
@@ -132,11 +134,33 @@ class WatchedStep {
     }
   }
 
+  void ReadStates(std::vector<std::vector<unsigned char>>* out) {
+    out->clear();
+    std::vector<unsigned char> state(device_.model().state_bytes);
+    for (uint32_t i = 0; i < device_.num_states(); ++i) {
+      if (!device_.ReadState(i, state.data()).ok()) return out->clear();
+      out->push_back(state);
+    }
+  }
+
+  // Only slots that the step names change.
+  void CompareStates(const llmc::StepBatch& batch) {
+    std::vector<std::vector<unsigned char>> now;
+    ReadStates(&now);
+    CHECK_EQ(now.size(), states_.size());
+    for (uint64_t i = 0; i < batch.state_slots.size(); i += llmc::kStateFields) {
+      for (const int32_t slot : {batch.state_slots[i], batch.state_slots[i + 2]}) {
+        if (!now.empty()) states_[static_cast<size_t>(slot)] = now[static_cast<size_t>(slot)];
+      }
+    }
+    CHECK(now == states_);
+  }
+
   const llmc::Artifact& artifact_;
   llmc::Device& device_;
   llmc::CommandRunner& runner_;
   std::map<Place, Part> parts_;
-  std::vector<std::vector<unsigned char>> blocks_;
+  std::vector<std::vector<unsigned char>> blocks_, states_;
 };
 
 }  // namespace llmc_test

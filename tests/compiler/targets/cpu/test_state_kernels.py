@@ -4,9 +4,7 @@ steps."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import pytest
 
 from llmc.compiler.kernel_spec import KernelSpec
@@ -14,8 +12,7 @@ from llmc.compiler.targets.cpu.target import Target
 
 from support.kernel_harness import run, targets_here
 from support.marks import on_levels, rare
-from support.paged_attention import random
-from support.state_layers import BLOCK, LENGTHS, Array, Call, Layer, delta_rule_case, selective_state_case
+from support.state_layers import Array, Call, delta_rule_case, selective_state_case, short_conv_case
 
 pytestmark = pytest.mark.native
 
@@ -27,11 +24,6 @@ def _call(spec: KernelSpec, target: Target, pool: str) -> Call:
         return run(spec, target, arrays, written=(pool, "out"), scalars=scalars, num_tasks=tasks)
 
     return call
-
-
-def options(bias: bool, activation: str) -> dict[str, Any]:
-    """Parameters of a convolution, which lack what gated delta nets have."""
-    return {**({"bias": True} if bias else {}), **({} if activation == "silu" else {"activation": activation})}
 
 
 @on_cpus
@@ -50,21 +42,8 @@ def options(bias: bool, activation: str) -> dict[str, Any]:
     ],
 )
 def test_short_conv(target: Target, channels: int, stride: int, taps: int, bias: bool, activation: str) -> None:
-    x = [random(length, stride, seed=s) * 2 for s, length in enumerate(LENGTHS)]
-    weight = random(taps, channels, seed=9)
-    offsets = random(1, channels, seed=10)[0] * bias
-    outputs, states = [], []
-    for of in x:
-        of[:, channels:] = np.nan
-        inputs = np.concatenate([np.zeros((taps - 1, channels)), of[:, :channels].astype(np.float64)])
-        total = sum(inputs[tap : tap + len(of)] * weight[tap] for tap in range(taps)) + offsets
-        outputs.append(total / (1 + np.exp(-total)) if activation == "silu" else total)
-        states.append(np.stack([inputs[t + 1 : t + taps] for t in range(len(of))]))
-    sizes = {"channels": channels, "stride": stride, "taps": taps, "block_size": BLOCK}
-    spec = KernelSpec.of("other", "short_conv", **sizes, **options(bias, activation))
-    given = {"weight": weight.reshape(-1), **({"bias": offsets} if bias else {})}
-    layer = Layer({"x": x}, channels, (taps - 1) * channels, "v_pool")
-    layer.check(_call(spec, target, "v_pool"), outputs, states, 3e-6, given)
+    case = short_conv_case(channels, stride, taps, bias, activation)
+    case.check(_call(case.spec, target, "v_pool"), 3e-6)
 
 
 @on_cpus

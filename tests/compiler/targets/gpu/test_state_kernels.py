@@ -1,5 +1,5 @@
-"""Kernels of states of heads on GPUs: against numpy in float64, with the same bits in every division into steps, for
-any number of items that run in step, and on OpenCL."""
+"""Kernels of layers with a state on GPUs: against numpy in float64, with the same bits in every division into steps,
+for any number of items that run in step, and on OpenCL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ from support.kernel_harness import Guarded
 from support.opencl import needs_opencl
 from support.opencl_kernels import Program
 from support.paged_attention import same_bits
-from support.state_layers import LENGTHS, TOGETHER, Array, Call, Case, delta_rule_case, selective_state_case
+from support.state_layers import (
+    LENGTHS,
+    TOGETHER,
+    Array,
+    Call,
+    Case,
+    delta_rule_case,
+    selective_state_case,
+    short_conv_case,
+)
 
 _DELTA = {
     "one piece": (4, 2, 8, 8, True),
@@ -44,12 +53,18 @@ _SELECTIVE = {
     "32 items": (2, 5, 1, 320),
 }
 """heads, head_dim, groups, state_size."""
+_CONVOLUTIONS = {
+    "as gated delta nets have it": (40, 50, 4, False, "silu"),
+    "as models have it": (75, 75, 3, True, "none"),
+}
+"""channels, stride, taps, bias, activation."""
 _CASES: dict[str, tuple[Callable[..., Case], tuple[Any, ...]]] = {
     **{f"delta rule, {name}": (delta_rule_case, sizes) for name, sizes in _DELTA.items()},
     **{f"selective state, {name}": (selective_state_case, sizes) for name, sizes in _SELECTIVE.items()},
+    **{f"short convolution, {name}": (short_conv_case, sizes) for name, sizes in _CONVOLUTIONS.items()},
 }
 _LANES = (32, 16, 4, 1)
-_TOLERANCE = {"delta_rule": 3e-6, "selective_state": 1e-5}
+_TOLERANCE = {"delta_rule": 3e-6, "selective_state": 1e-5, "short_conv": 3e-6}
 
 
 def _case(name: str) -> Case:
@@ -79,6 +94,7 @@ def _scalars(given: Mapping[int, int]) -> Array:
 
 def _on_host(library: ctypes.CDLL, spec: KernelSpec, lanes: int = 32) -> Call:
     names = _names(spec)
+    pool = next(name for name in names if name.endswith("_pool"))
 
     def call(arrays: dict[str, Array], given: Mapping[int, int], groups: int) -> dict[str, Array]:
         guarded = {name: Guarded(np.ascontiguousarray(arrays[name])) for name in names}
@@ -89,9 +105,9 @@ def _on_host(library: ctypes.CDLL, spec: KernelSpec, lanes: int = 32) -> Call:
         library[f"run_{spec.symbol()}_{lanes}"](addresses, groups, launch_of(spec).items)
         for name, one in guarded.items():
             one.check(name)
-            if name not in ("k_pool", "out"):
+            if name not in (pool, "out"):
                 assert same_bits(one.array, np.ascontiguousarray(arrays[name]))
-        return {name: guarded[name].array.copy() for name in ("k_pool", "out")}
+        return {name: guarded[name].array.copy() for name in (pool, "out")}
 
     return call
 
@@ -106,7 +122,7 @@ def test_sequences_have_the_same_bits_in_all_steps(name: str, library: ctypes.CD
         assert same_bits(left, pool), lanes
 
 
-@pytest.mark.parametrize("name", list(_CASES))
+@pytest.mark.parametrize("name", [name for name in _CASES if "convolution" not in name])
 def test_what_is_no_number_stays_in_its_sequence(name: str, library: ctypes.CDLL) -> None:
     """One group computes all sequences in turn. The first one begins with NaN."""
     case = _case(name)
@@ -135,7 +151,7 @@ def test_opencl_has_these_bits(name: str, library: ctypes.CDLL) -> None:
     def call(arrays: dict[str, Array], given: Mapping[int, int], groups: int) -> dict[str, Array]:
         operands = {name: np.array(arrays[name], order="C") for name in _names(spec)}
         program.run(spec.symbol(), list(operands.values()), _scalars(given), groups, launch_of(spec).items)
-        return {name: operands[name] for name in ("k_pool", "out")}
+        return {name: operands[name] for name in (case.layer.pool, "out")}
 
     out, pool = case.check(call, _TOLERANCE[spec.op])
     on_host, left = case.layer.pass_steps(_on_host(library, spec), [TOGETHER], 2, case.given)
@@ -155,11 +171,7 @@ def test_tiles_have_every_element_once(size: int, lines: int) -> None:
 
 def test_one_sequence_has_work_for_a_gpu() -> None:
     """A group has 16 columns or rows of a state with 128 elements."""
-    delta = KernelSpec.of(
-        "attention", "delta_rule", heads=32, key_heads=16, key_dim=128, value_dim=128, tiled=False, block_size=16
-    )
-    selective = KernelSpec.of(
-        "attention", "selective_state", heads=64, head_dim=64, groups=8, state_size=128, block_size=16
-    )
+    delta = KernelSpec.of("attention", "delta_rule", heads=32, key_heads=16, key_dim=128, value_dim=128, tiled=False)
+    selective = KernelSpec.of("attention", "selective_state", heads=64, head_dim=64, groups=8, state_size=128)
     assert launch_of(delta).groups == launch_of(selective).groups == 256
     assert launch_of(delta).items == 64

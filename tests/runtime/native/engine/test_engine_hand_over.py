@@ -144,7 +144,7 @@ def test_what_is_no_hand_over_changes_nothing(
             (second, prompt[:20], data, "reach token"),
             (second, prompt, data[:-1], "damaged"),
             (second, prompt, b"", "damaged"),
-            (second, prompt, data.replace(b"LLMCKV01", b"LLMCKV02"), "version"),
+            (second, prompt, data.replace(b"LLMCKV02", b"LLMCKV01"), "version"),
         ):
             with pytest.raises(LlmcError, match=word):
                 HandedText(engine, text).check(given)

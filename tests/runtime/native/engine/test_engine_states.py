@@ -1,4 +1,4 @@
-"""Models whose layers have states in place of keys and values: KV blocks bring them wherever they go."""
+"""Models whose layers have states in place of keys and values, in slots of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from llmc.models.sources.registry import open_source
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
-from llmc.runtime.binding.hand_over import HandedText
+from llmc.runtime.binding.hand_over import HandedText, blocks_of_part, least_part_bytes
 from llmc.runtime.debug.replay import CommandReplay
 from llmc.runtime.graph_view import commands_of
 from llmc.runtime.graphs_file import read_graphs
@@ -87,14 +87,25 @@ def test_another_engine_takes_them_over(artifact: Artifact) -> None:
         Engine(artifact, num_threads=1, num_blocks=32) as second,
         Engine(artifact, num_threads=1, num_blocks=32, prefix_cache=0) as alone,
     ):
-        drive(first, [(prompt[:80], greedy(1))])
+        drive(first, [(prompt, greedy(1))])
         given, taken = HandedText(first, prompt), HandedText(second, prompt)
-        part = given.export(0)
-        given.seal(part)
-        taken.check(part.data)
-        assert taken.enter(part.data) == 5
+        least = least_part_bytes(first)
+        # Of the parts, the last one has the states.
+        for first_block, max_bytes, num_blocks in (
+            (0, least, 1),
+            (1, least + first.handed_block_bytes, 2),
+            (3, 2**62, 2),
+        ):
+            part = given.export(first_block, max_bytes)
+            assert part.num_blocks == blocks_of_part(part.data) == num_blocks
+            given.seal(part)
+            taken.check(part.data)
+            assert taken.enter(part.data) == first_block + num_blocks
+            assert taken.num_cached() == (5 if first_block == 3 else 0)
+        assert given.export(5).num_blocks == 0
         (found,), (wanted,) = drive(second, [request]), drive(alone, [request])
         assert found[0].num_cached == 80
+        assert second.stats.num_states > second.stats.num_kept_states > 0
         assert [bits(one) for one in found] == [bits(one) for one in wanted]
 
 

@@ -240,7 +240,7 @@ std::shared_ptr<const llmc::Artifact> OpenArtifact() {
 std::unique_ptr<llmc::CpuDevice> MakeDevice(llmc::WeightMode mode, uint32_t threads, const llmc::NodeSystem& nodes) {
   llmc::CpuDeviceOptions options;
   options.num_threads = threads;
-  options.num_blocks = kBlocks;
+  options.pool.blocks = kBlocks;
   options.weights = {mode, 0, 2 * kMiB};
   options.nodes = nodes;
   std::unique_ptr<llmc::CpuDevice> device;

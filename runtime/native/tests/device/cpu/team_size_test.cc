@@ -217,7 +217,7 @@ void TestBitsStay() {
   CHECK_OK(llmc::Artifact::Open(g_dir, &artifact));
   llmc::CpuDeviceOptions options;
   options.num_threads = 3;
-  options.num_blocks = 4;
+  options.pool.blocks = 4;
   options.adapt = true;
   options.clock = &clock;
   std::unique_ptr<llmc::CpuDevice> device;

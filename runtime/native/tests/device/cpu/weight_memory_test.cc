@@ -50,7 +50,7 @@ std::shared_ptr<const llmc::Artifact> OpenArtifact() {
 llmc::CpuDeviceOptions Options(WeightMode mode, uint32_t threads, uint64_t part_bytes) {
   llmc::CpuDeviceOptions options;
   options.num_threads = threads;
-  options.num_blocks = 4;
+  options.pool.blocks = 4;
   options.weights.mode = mode;
   options.weights.min_bytes = 0;
   options.weights.part_bytes = part_bytes;

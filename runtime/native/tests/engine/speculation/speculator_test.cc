@@ -317,7 +317,7 @@ void DraftFails() {
 void States() {
   const ModelShape shape = WithRows({1, 2, 4});
   ModelShape recurrent = shape;
-  recurrent.recurrent = true;
+  recurrent.state_bytes = sizeof(NullDevice::State);
   const auto refused = [](const ModelShape& model, uint32_t guesses, std::unique_ptr<Device> draft) {
     std::unique_ptr<Engine> none;
     return Engine::Create(std::make_unique<NullDevice>(model, 9), Guessing(guesses), &none, std::move(draft)).message;

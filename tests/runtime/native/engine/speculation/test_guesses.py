@@ -17,8 +17,10 @@ from llmc.runtime.params import SamplingParams as LLMParams
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.speculation import Speculation, parse_speculation
 
+from support.compiled import compile_tiny
 from support.engine_driver import Request, bits, drive, random_ids
-from support.rewritten import rewritten
+from support.families import CASES
+from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
 
@@ -78,14 +80,11 @@ def test_a_draft_changes_no_bit(llama: tuple[Path, Artifact]) -> None:
 
 
 def test_no_guess_is_taken_back_from_a_state(
-    llama: tuple[Path, Artifact], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama: tuple[Path, Artifact], tmp_path: Path, kernel_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Layers of a plain model stand for such with a state: kernels do not know, the engine goes by what is said."""
-    path = rewritten(llama[0].parent / "artifact", tmp_path / "states", state_layers=(0,))
-    requests = repeating_requests()
-    with Artifact(path) as states:
-        found, stats = run(states, requests, num_blocks=60)
-        assert (found, stats.drafted_tokens) == (run(llama[1], requests, num_blocks=60)[0], 0)
+    path = tmp_path / "states"
+    model = make_tiny_model(tmp_path / "model", "lfm2", **CASES["lfm2"][1])
+    with compile_tiny(model, path, kernel_cache, buckets="prefill=1x16,decode=1x32", dtype="f32") as states:
         with pytest.raises(LlmcError, match=r"^speculate_tokens is 5 but layers of this model have a state, which no "):
             Engine(states, num_threads=1, speculate_tokens=5)
         with pytest.raises(
