@@ -9,7 +9,7 @@ from ctypes import byref, c_uint64, c_void_p
 import numpy as np
 import numpy.typing as npt
 
-from llmc.graphs_format import FAMILIES
+from llmc.graphs_format import FAMILIES, STATE_FIELDS
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.devices import DeviceOption, device_for, device_stats
@@ -40,8 +40,10 @@ def _batch(arrays: dict[str, npt.NDArray[np.int32]]) -> abi.Batch:
             raise ValueError(f"{name} has {arrays[name].size} elements; this batch needs {length}")
     if arrays["block_tables"].shape[0] != num_seqs:
         raise ValueError(f"block_tables has {arrays['block_tables'].shape[0]} rows for {num_seqs} sequences")
-    if "state_slots" in arrays and arrays["state_slots"].shape != (num_seqs, 3):
-        raise ValueError(f"state_slots has shape {arrays['state_slots'].shape}; this batch needs {(num_seqs, 3)}")
+    if "state_slots" in arrays and arrays["state_slots"].shape != (num_seqs, STATE_FIELDS):
+        raise ValueError(
+            f"state_slots has shape {arrays['state_slots'].shape}; this batch needs {(num_seqs, STATE_FIELDS)}"
+        )
     batch = sized(abi.Batch)
     batch.num_tokens, batch.num_seqs = num_tokens, num_seqs
     batch.num_samples = arrays["sample_index"].size
