@@ -67,8 +67,9 @@ class Engine(Handle):
         self._gives_vectors = artifact.info.vector_width > 0
         self.block_size = artifact.info.block_size
         self.handed_block_bytes = 8 + 4 * self.block_size + artifact.info.kv_block_bytes
-        self.handed_state_bytes = 8 + artifact.info.state_bytes if artifact.info.state_bytes else 0
         """Bytes of a block that is handed over."""
+        self.handed_state_bytes = 8 + artifact.info.state_bytes if artifact.info.state_bytes else 0
+        """Bytes of the states behind the last block; 0 for a model without states."""
         self.speculate_tokens = int(native.speculate_tokens)
         """Most guesses of a sequence in a step."""
         self.has_draft = draft is not None

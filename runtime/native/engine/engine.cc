@@ -91,10 +91,13 @@ Status Engine::OpenSwapSpace() {
                            (model_.recurrent() ? " and a sequence's states have " : " has ") + std::to_string(least) +
                            " bytes; raise it, or leave it out.");
   }
-  // Half of it is for states, as far as so many sequences can wait.
-  const uint64_t most = 4 * uint64_t{options_.max_num_seqs ? options_.max_num_seqs : model_.max_num_seqs};
-  const uint64_t states =
-      model_.recurrent() ? std::clamp<uint64_t>(options_.swap_bytes / 2 / model_.state_bytes, 1, most) : 0;
+  // Up to half of it is for states, as many as sequences may wait with, and at least a block has room beside them.
+  uint64_t states = 0;
+  if (model_.recurrent()) {
+    const uint64_t most = 4 * uint64_t{options_.max_num_seqs ? options_.max_num_seqs : model_.max_num_seqs};
+    const uint64_t room = std::min(options_.swap_bytes / 2, options_.swap_bytes - bytes);
+    states = std::clamp<uint64_t>(room / model_.state_bytes, 1, most);
+  }
   const auto places = static_cast<uint32_t>(
       std::min<uint64_t>((options_.swap_bytes - states * model_.state_bytes) / bytes, UINT32_MAX));
   LLMC_RETURN_IF_ERROR(

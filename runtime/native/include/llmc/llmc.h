@@ -632,13 +632,15 @@ typedef struct llmc_hand_over llmc_hand_over;
 LLMC_API llmc_status llmc_hand_over_create(llmc_engine *engine, const int32_t *token_ids, uint64_t num_tokens,
                                            llmc_hand_over **out, llmc_error *error);
 LLMC_API void llmc_hand_over_destroy(llmc_hand_over *hand_over);
-/* Leading whole blocks of the text that are cached. */
+/* Leading whole blocks of the text that are cached; of a model with states, up to the last one with states. */
 LLMC_API llmc_status llmc_hand_over_count(llmc_hand_over *hand_over, uint64_t *num_blocks, llmc_error *error);
 /* Writes cached blocks from block first_block on to `out`, for llmc_hand_over_import of another engine.
  *
  * - As many are written as are cached and fit, also while a request computes the text: blocks are cached step by step.
  * - *num_blocks is their number, and *num_bytes their size. That is 64 bytes, and for each block kv_block_bytes, 4 for
  *   each token, and 8. Both are 0 if there are none.
+ * - Of a model with states, state_bytes and 8 more follow the text's last block, and `out` must have room for them in
+ *   every call. Of the last blocks, those without states behind them are left out.
  * - Checksums are left out: they take longer than copying. Seal the bytes before they leave the process.
  * - With the last block of the text, all of them count as used, so they are kept longest.
  * - LLMC_ERR_OUT_OF_RANGE: capacity is too small for a block. LLMC_ERR_INVALID_ARGUMENT: the engine runs on several

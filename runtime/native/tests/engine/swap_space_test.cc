@@ -100,6 +100,23 @@ void TestBadSizes() {
   CHECK(!status.ok() && status.message.find("a KV block and a sequence's states have") != std::string::npos);
 }
 
+// The least swap space has room for one sequence of one block, whatever of the two is larger.
+void TestLeastSize() {
+  for (const uint64_t block_bytes : {1u, 16u, 100000u}) {
+    ModelShape shape = Shape(4, 64, 2);
+    AddGraph(&shape, Phase::kPrefill, 32, 2, 16);
+    shape.state_bytes = sizeof(NullDevice::State);
+    shape.kv_block_bytes = block_bytes;
+    EngineOptions options;
+    options.swap_bytes = shape.kv_block_bytes + shape.state_bytes;
+    auto device = std::make_unique<NullDevice>(shape, 9);
+    const NullDevice* swaps = device.get();
+    std::unique_ptr<llmc::Engine> engine;
+    CHECK_OK(llmc::Engine::Create(std::move(device), options, &engine));
+    CHECK(swaps->num_places() > 0 && swaps->num_state_places() > 0);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -107,5 +124,6 @@ int main() {
   TestPlaces();
   TestNothingIsComputedTwice();
   TestBadSizes();
+  TestLeastSize();
   return Finish("swap_space_test");
 }

@@ -316,6 +316,8 @@ class NullDevice : public llmc::Device {
   struct State {
     uint64_t count, fold;
   };
+  size_t num_places() const { return saved_.size() / static_cast<size_t>(shape_.block_size); }
+  size_t num_state_places() const { return saved_states_.size(); }
   size_t BlockBytes() const { return static_cast<size_t>(shape_.block_size) * sizeof(uint64_t); }
 
   int fail_after = 0;  // steps and copies until one fails
