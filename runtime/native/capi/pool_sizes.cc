@@ -44,18 +44,30 @@ class Rule {
   Status States(uint64_t* out) const {
     const uint64_t most = std::max<uint64_t>(model_.max_states, 1) - 1, blocks = 2 * block_bytes_;
     const uint64_t share = std::min(bytes_ / 2, bytes_ > blocks ? bytes_ - blocks : 0) / model_.state_bytes;
-    const uint64_t by_rule = std::min({share > 0 ? share - 1 : 0, kStatesOfSeq * seqs_, most});
+    const uint64_t wanted = std::min(kStatesOfSeq * seqs_, most);
+    const uint64_t by_rule = std::min({share > 0 ? share - 1 : 0, wanted, MostBesideLongest(wanted)});
     *out = options_.num_states != 0 ? options_.num_states : std::max<uint64_t>(by_rule, 1);
     if (*out <= most) return Status::Ok();
     return Refused("num_states is " + std::to_string(*out) + "; use at most " + std::to_string(most) + ".");
   }
 
+  // As many states as leave room for a sequence of the longest length, in a pool that is not smaller than one that has
+  // this room by half of its bytes. Else a larger pool, which has one state more, could hold shorter sequences only.
+  uint64_t MostBesideLongest(uint64_t wanted) const {
+    const uint64_t blocks = BlocksOfSeq() + 1;
+    if (block_bytes_ != 0 && blocks > bytes_ / block_bytes_) return wanted;
+    const uint64_t longest = blocks * block_bytes_, room = (bytes_ - longest) / model_.state_bytes;
+    // In the smallest such pool, which has these bytes and a dummy's besides.
+    const uint64_t fewest = std::min(std::max<uint64_t>(longest / model_.state_bytes, 3) - 2, wanted);
+    return room > fewest ? room - 1 : wanted;
+  }
+
   // Each pool has one entry more, its dummy.
   Status Blocks(uint64_t states, uint64_t* out) const {
-    const uint64_t block_size = AtLeastOne(model_.block_size);
     const uint64_t taken = model_.recurrent() ? (states + 1) * model_.state_bytes : 0;
     // Places of tokens, and the elements of a layer's pool, are counted in int32.
-    const uint64_t most = std::max<uint64_t>(std::min(kMostIndex / block_size, model_.max_kv_blocks), 1) - 1;
+    const uint64_t most =
+        std::max<uint64_t>(std::min(kMostIndex / AtLeastOne(model_.block_size), model_.max_kv_blocks), 1) - 1;
     const bool by_bytes = options_.num_blocks == 0 && options_.kv_bytes != 0;
     if (by_bytes && bytes_ < taken + 2 * block_bytes_) return TooFew(taken + 2 * block_bytes_);
     const uint64_t left = bytes_ > taken ? bytes_ - taken : 0;
@@ -66,7 +78,7 @@ class Rule {
       // Bytes that neither pool can use stay free: how many these are depends on both.
       if (model_.recurrent()) *out = std::min(*out, most);
     } else {
-      const uint64_t of_seqs = seqs_ * ((AtLeastOne(model_.max_model_len) + block_size - 1) / block_size);
+      const uint64_t of_seqs = seqs_ * BlocksOfSeq();
       *out = std::max<uint64_t>(std::min(of_seqs, block_bytes_ != 0 ? left / block_bytes_ : kMostEmptyBlocks), 1);
     }
     if (*out <= most) return Status::Ok();
@@ -78,11 +90,18 @@ class Rule {
   }
 
   Status TooFew(uint64_t least) const {
-    const std::string states = ", the states of a sequence take " + std::to_string(model_.state_bytes) + " bytes,";
+    const uint64_t given = std::max<uint64_t>(options_.num_states, 1);
+    const std::string taken = ", the states of " + (given > 1 ? std::to_string(given) + " sequences" : "a sequence") +
+                              " take " + std::to_string(given * model_.state_bytes) + " bytes,";
     return Refused("kv_bytes is " + std::to_string(bytes_) + " but one KV block takes " + std::to_string(block_bytes_) +
-                   " bytes" + (model_.recurrent() ? states : "") + " and one more " +
+                   " bytes" + (model_.recurrent() ? taken : "") + " and one more " +
                    (model_.recurrent() ? "of each is a dummy" : "is the dummy block") + "; use at least " +
-                   std::to_string(least) + ".");
+                   std::to_string(least) + (given > 1 ? ", or a smaller num_states." : "."));
+  }
+
+  uint64_t BlocksOfSeq() const {
+    const uint64_t block_size = AtLeastOne(model_.block_size);
+    return (AtLeastOne(model_.max_model_len) + block_size - 1) / block_size;
   }
 
   const ModelShape& model_;

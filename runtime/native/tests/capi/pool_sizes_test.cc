@@ -85,11 +85,41 @@ void TestWithStates() {
   Expect(model, {7, 0, 1, 0}, 7, 1);
   Expect(model, {0, 3, 39'000, 0}, 39 - 4 * 5 - 1, 3);
   Expect(model, {7, 99, 1, 0}, 7, 99);
-  Refuses(model, {0, 3, 21'999, 0}, "use at least 22000.");
+  Refuses(
+      model, {0, 3, 21'999, 0},
+      "the states of 3 sequences take 15000 bytes, and one more of each is a dummy; use at least 22000, or a smaller "
+      "num_states.");
+  Refuses(model, {0, 1, 11'999, 0},
+          "the states of a sequence take 5000 bytes, and one more of each is a dummy; use at "
+          "least 12000.");
   // 1 GiB is too few for two of these: there is one of each nevertheless.
   Expect(Model(kGib, kGib), {}, 1, 1);
   const PoolCounts whole = WithDummies(model, {3, 2});
   CHECK(whole.blocks == 4 && whole.states == 3);
+}
+
+// A pool that holds a sequence of the longest length, 11 blocks with the dummy, holds it when it is made larger.
+void TestLargerPoolsHoldNoLess() {
+  for (const uint64_t state_bytes : {400, 999, 1000, 1300, 2000, 3700, 5000, 11'000, 30'000}) {
+    for (const uint32_t seqs : {1u, 2u, 4u}) {
+      const ModelShape model = Model(1000, state_bytes);
+      uint64_t least = 0;
+      for (uint32_t bytes = 2000 + 2 * static_cast<uint32_t>(state_bytes); bytes < 120'000; bytes += 10) {
+        PoolCounts counts;
+        CHECK(PoolSizes(model, {0, 0, bytes, seqs}, &counts).ok());
+        const uint64_t taken = (counts.blocks + 1) * 1000 + (counts.states + 1) * state_bytes;
+        CHECK(counts.states >= 1 && counts.states <= 3 * seqs && taken <= bytes);
+        // One state, or half of the bytes at most.
+        CHECK(counts.states == 1 || (counts.states + 1) * state_bytes <= bytes / 2);
+        if (least == 0 && counts.blocks >= 10) least = bytes;
+        CHECK((counts.blocks >= 10) == (least != 0));
+      }
+      CHECK(least >= 11'000 + 2 * state_bytes && least < 2 * 11'000 + 2 * state_bytes + 10);
+    }
+  }
+  // Half of 18000 bytes would be for two states and a dummy, and leave 8 blocks.
+  Expect(Model(1000, 3000), {0, 0, 17'000, 0}, 10, 1);
+  Expect(Model(1000, 3000), {0, 0, 18'000, 0}, 11, 1);
 }
 
 void TestLimits() {
@@ -136,6 +166,7 @@ void TestTheCFunction() {
 int main() {
   TestWithoutStates();
   TestWithStates();
+  TestLargerPoolsHoldNoLess();
   TestLimits();
   TestStatesAlone();
   TestTheCFunction();
