@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from llmc.runtime.binding.artifact import POOL_FACTS, pool_sizes
+from llmc.runtime.binding.artifact import pool_sizes
 
 if TYPE_CHECKING:
     from llmc.runtime.binding import ArtifactInfo, Engine
@@ -18,16 +18,23 @@ _MOST_KV_BYTES = 1 << 50
 _RAISE = "raise kv_bytes (--kv-bytes)"
 
 
-def least_kv_bytes(facts: Mapping[str, int]) -> int:
-    """Bytes of the smallest KV pool that holds one sequence of max_model_len. facts: POOL_FACTS of an artifact."""
+def least_kv_bytes(facts: Mapping[str, int], *, max_num_seqs: int = 0, num_states: int = 0) -> int:
+    """Bytes of the smallest KV pool that holds one sequence of max_model_len, and so does every larger one. facts:
+    POOL_FACTS of an artifact. max_num_seqs, num_states: of the engine; 0 for its defaults. Raises LlmcError for a
+    number of states that it would refuse."""
     blocks = -(-facts["max_model_len"] // facts["block_size"])
     # Plus the dummy block for padding.
     least = (blocks + 1) * facts["kv_block_bytes"]
     if not facts["state_bytes"]:
         return least
+
+    def holds(size: int) -> bool:
+        pools = pool_sizes(facts, kv_bytes=size, max_num_seqs=max_num_seqs, num_states=num_states)
+        return pools.num_blocks >= min(blocks, facts["max_kv_blocks"] - 1)
+
     # A part of the pool is for states.
-    sizes = range(least + 2 * facts["state_bytes"], _MOST_KV_BYTES)
-    return sizes[bisect_left(sizes, blocks, key=lambda size: pool_sizes(facts, kv_bytes=size).num_blocks)]
+    sizes = range(least + (max(num_states, 1) + 1) * facts["state_bytes"], _MOST_KV_BYTES)
+    return sizes[bisect_left(sizes, True, key=holds)]
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,13 @@ class ContextLimit:
     least_output: int = 1
 
     @classmethod
-    def of_engine(cls, engine: Engine, info: ArtifactInfo) -> ContextLimit:
-        """The limit for an engine that runs the artifact `info`."""
+    def of_engine(cls, engine: Engine, info: ArtifactInfo, options: Mapping[str, Any]) -> ContextLimit:
+        """The limit for an engine that runs the artifact `info` with these options."""
+        chosen = {name: int(options.get(name) or 0) for name in ("max_num_seqs", "num_states")}
         return cls(
             engine.stats.max_request_tokens,
             info.max_model_len,
-            least_kv_bytes({name: getattr(info, name) for name in POOL_FACTS}),
+            least_kv_bytes(info.pool_facts, **chosen),
             least_output=0 if info.vector_width else 1,
         )
 

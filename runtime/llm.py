@@ -85,7 +85,7 @@ class LLM(Opened, VectorCalls):
             self.artifact.close()
             raise
         try:
-            self._setup(path, self.artifact.info, opening.chat_template)
+            self._setup(path, self.artifact.info, opening.chat_template, opening.engine_options)
         except BaseException:
             self.close()
             raise
@@ -97,8 +97,11 @@ class LLM(Opened, VectorCalls):
     def _abandon(self) -> None:
         self.close()
 
-    def _setup(self, path: Path, info: Any, chat_template: str | None = None) -> None:
-        limit, task = ContextLimit.of_engine(self.engine, info), VectorTask.of_artifact(path, int(info.vector_width))
+    def _setup(
+        self, path: Path, info: Any, chat_template: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        limit = ContextLimit.of_engine(self.engine, info, options or {})
+        task = VectorTask.of_artifact(path, int(info.vector_width))
         Frontend.__init__(self, path, int(info.vocab_size), limit, chat_template, task)
         self.adapters = Adapters(path, self.artifact, self.engine)
         self.graphs: list[GraphInfo] = list(self.artifact.graphs())

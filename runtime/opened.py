@@ -83,7 +83,11 @@ class Opened(Frontend, ABC):
         speculation = parse_speculation(speculate, draft)
         if weight_memory not in WEIGHT_MEMORY:
             raise RequestError(f"weight memory {weight_memory!r} is unknown: use {', '.join(WEIGHT_MEMORY)}")
-        budget = budget_of(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
+        budget = budget_of(
+            *(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes),
+            max_num_seqs=max_num_seqs,
+            num_states=num_states,
+        )
         found = self._artifact_path(Path(path))
         self.budget: Budget | None = None
         if budget is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from llmc.buckets.bucket import Bucket
 from llmc.graphs_format import PHASES
 from llmc.runtime.binding import abi
-from llmc.runtime.binding.handle import Handle, call, initial, plain, sized
+from llmc.runtime.binding.handle import Handle, call, initial, plain, sized, whole
 
 POOL_FACTS = (
     *("block_size", "max_model_len", "max_num_seqs"),
@@ -36,8 +36,9 @@ def pool_sizes(facts: Mapping[str, int], **options: int) -> PoolSizes:
     info, native = sized(abi.ArtifactInfo), initial("llmc_engine_options_init", abi.EngineOptions)
     for name in POOL_FACTS:
         setattr(info, name, facts[name])
+    kinds: dict[str, Any] = {field[0]: field[1] for field in abi.EngineOptions._fields_}
     for name, value in options.items():
-        setattr(native, name, value)
+        setattr(native, name, whole(name, value, kinds[name]))
     blocks, states = c_uint32(), c_uint32()
     call("llmc_artifact_info_get_pool_sizes", byref(info), byref(native), byref(blocks), byref(states))
     used = (blocks.value + 1) * facts["kv_block_bytes"]
@@ -87,9 +88,14 @@ class ArtifactInfo:
     state_bytes: int = 0
     max_states: int = 0
 
+    @property
+    def pool_facts(self) -> dict[str, int]:
+        """The POOL_FACTS."""
+        return {name: getattr(self, name) for name in POOL_FACTS}
+
     def pool_sizes(self, **options: int) -> PoolSizes:
         """As the function of this name."""
-        return pool_sizes({name: getattr(self, name) for name in POOL_FACTS}, **options)
+        return pool_sizes(self.pool_facts, **options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,7 +87,7 @@ class AsyncEngine:
             self.artifact.close()
             raise
         info = self.artifact.info
-        self.limit = ContextLimit.of_engine(self.engine, info)
+        self.limit = ContextLimit.of_engine(self.engine, info, options)
         self.max_model_len, self.block_size = self.limit.tokens, info.block_size
         self.vocab_size = info.vocab_size
         self.vector_task = VectorTask.of_artifact(path, info.vector_width)

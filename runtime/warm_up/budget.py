@@ -7,11 +7,14 @@ the graphs leave unused goes to the KV cache instead of lying idle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llmc.mpi_loader import mpi_rank
 from llmc.runtime.binding import ArtifactInfo, GraphInfo, LlmcError
+from llmc.runtime.context_limit import least_kv_bytes
 from llmc.runtime.warm_up.draft_memory import DraftMemory, kv_beside_draft
 
 # Bytes of a command with its pointers resolved (cpu_program.h), and of a row's int32 inputs: id, position, slot,
@@ -31,13 +34,15 @@ class BudgetOptions:
 
     utilization: share of the available memory. graph_reserved: share for graphs, of what the weights leave of that.
     graph_prompt_ratio: share of the graph memory for prefill and mixed graphs. kv_bytes: size of the KV pool; 0: all
-    that is left.
+    that is left. max_num_seqs, num_states: of the engine; 0 for its defaults.
     """
 
     utilization: float = 0.9
     graph_reserved: float = 0.1
     graph_prompt_ratio: float = 0.3
     kv_bytes: int = 0
+    max_num_seqs: int = 0
+    num_states: int = 0
 
     def __post_init__(self) -> None:
         for name, value, may_be_zero in (
@@ -51,13 +56,21 @@ class BudgetOptions:
 
 
 def budget_of(
-    utilization: float | None, graph_reserved: float | None, graph_prompt_ratio: float | None, kv_bytes: int = 0
+    utilization: float | None,
+    graph_reserved: float | None,
+    graph_prompt_ratio: float | None,
+    kv_bytes: int = 0,
+    *,
+    max_num_seqs: int = 0,
+    num_states: int = 0,
 ) -> BudgetOptions | None:
     """The requested budget, with defaults for None. None without a utilization. Raises BudgetError."""
     given = {"graph_reserved": graph_reserved, "graph_prompt_ratio": graph_prompt_ratio}
     chosen = {name: value for name, value in given.items() if value is not None}
     if utilization is not None:
-        return BudgetOptions(utilization=utilization, kv_bytes=kv_bytes, **chosen)
+        return BudgetOptions(
+            utilization=utilization, kv_bytes=kv_bytes, max_num_seqs=max_num_seqs, num_states=num_states, **chosen
+        )
     for name, value in (("graph-reserved-memory", graph_reserved), ("graph-prompt-ratio", graph_prompt_ratio)):
         if value is not None:
             raise BudgetError(f"{name} {value:g} divides a budget: give memory-utilization, too")
@@ -196,18 +209,14 @@ def plan_budget(
     base = base_graphs(graphs, smallest=not info.whole_prompts)
     memory = _GraphMemory(graphs, info.vocab_size, cut_rows)
     least = memory.of(base)
-    blocks_per_seq = -(-info.max_model_len // info.block_size)
-    # One block more, the dummy block of padding, and one state more.
-    least_kv = (blocks_per_seq + 1) * info.kv_block_bytes + 2 * info.state_bytes
-    if draft is not None:
-        least_kv += draft.kv((blocks_per_seq + 1) * info.block_size)
+    least_kv = least_kv_of(info, options, draft)
     room = f"room for adapters ({for_adapters}), " if for_adapters else ""
     room += f"the draft's weights and graphs ({for_draft}), " if for_draft else ""
     if left < least + least_kv:
         raise BudgetError(
             f"memory-utilization {options.utilization:g} of {available} bytes is {usable}, but weights "
             f"({weight_bytes}), {room}one graph of each phase ({least}) and the KV cache of one sequence "
-            f"({least_kv}) need {usable - left + least + least_kv}: raise it or free memory"
+            f"({least_kv}) need {usable - left + least + least_kv}: raise it{fewer_states(options)} or free memory"
         )
     reserved = int(left * options.graph_reserved)
     prompt_share = int(reserved * options.graph_prompt_ratio)
@@ -242,7 +251,7 @@ def plan_budget(
     kv_bytes = options.kv_bytes or most_kv(kv_bytes, info)
     dropped = tuple(i for i in range(len(graphs)) if i not in kept)
     lines += _graph_lines(memory, kept, graph_bytes)
-    lines.append(kv_text(kv_bytes, info, draft))
+    lines.append(kv_text(kv_bytes, info, options, draft))
     return Budget(tuple(sorted(kept)), dropped, graph_bytes, kv_bytes, tuple(lines))
 
 
@@ -256,12 +265,33 @@ def most_kv(room: int, info: ArtifactInfo) -> int:
     return room if info.state_bytes else min(room, info.max_kv_blocks * info.kv_block_bytes)
 
 
-def kv_text(kv_bytes: int, info: ArtifactInfo, draft: DraftMemory | None) -> str:
-    """What an engine has in a KV cache of that size. Raises BudgetError."""
+def least_kv_of(info: ArtifactInfo, options: BudgetOptions, draft: DraftMemory | None) -> int:
+    """Bytes of KV cache that one sequence of the longest length needs, with the draft's cache. Raises BudgetError."""
+    with _in_words_of_budgets():
+        least = least_kv_bytes(info.pool_facts, max_num_seqs=options.max_num_seqs, num_states=options.num_states)
+    # The draft's cache is for as many tokens as the model's has with its dummy block.
+    longest = (-(-info.max_model_len // info.block_size) + 1) * info.block_size
+    return least if draft is None else least + draft.kv(longest)
+
+
+def fewer_states(options: BudgetOptions) -> str:
+    """One way out of a budget that is too small, for the middle of a list."""
+    return f", lower num-states {options.num_states}" if options.num_states > 1 else ""
+
+
+@contextmanager
+def _in_words_of_budgets() -> Iterator[None]:
+    """Turns refusals of pools into BudgetError."""
     try:
-        pools = info.pool_sizes(kv_bytes=kv_bytes)
+        yield
     except LlmcError as error:
-        raise BudgetError(str(error).replace("kv_bytes", "kv-bytes")) from None
+        raise BudgetError(re.sub("kv_bytes|num_states", lambda name: name[0].replace("_", "-"), str(error))) from None
+
+
+def kv_text(kv_bytes: int, info: ArtifactInfo, options: BudgetOptions, draft: DraftMemory | None) -> str:
+    """What an engine has in a KV cache of that size. Raises BudgetError."""
+    with _in_words_of_budgets():
+        pools = info.pool_sizes(kv_bytes=kv_bytes, max_num_seqs=options.max_num_seqs, num_states=options.num_states)
     tokens = pools.num_blocks * info.block_size
     size = pools.num_bytes if info.state_bytes else kv_bytes
     text = f"KV cache {size_text(size)}: {pools.num_blocks} blocks of {info.block_size} tokens, {tokens} tokens, "

@@ -18,8 +18,10 @@ from llmc.runtime.warm_up.budget import (
     BudgetOptions,
     Recordings,
     draft_text,
+    fewer_states,
     graph_set_bytes,
     kv_text,
+    least_kv_of,
     most_kv,
     size_text,
 )
@@ -61,17 +63,14 @@ def plan_on_device(
     weight_bytes = info.rank_weight_bytes  # of several ranks, each has a device
     left = usable - weight_bytes - for_draft
     shared = graph_set_bytes(graphs, info.vocab_size)
-    least_blocks = -(-info.max_model_len // info.block_size) + 1
-    least_kv = least_blocks * info.kv_block_bytes + 2 * info.state_bytes
-    if draft is not None:
-        least_kv += draft.kv(least_blocks * info.block_size)
+    least_kv = least_kv_of(info, options, draft)
     held = f"the draft's weights and graphs ({for_draft}), " if for_draft else ""
     if left < shared + least_kv:
         raise BudgetError(
             f"memory-utilization {options.utilization:g} of the device's {free} free bytes is {usable}, but weights "
             f"({weight_bytes}), {held}what graphs share ({shared}) and the KV cache of one sequence "
-            f"({least_kv}) need {weight_bytes + for_draft + shared + least_kv}: raise it, free memory of the "
-            "device, or choose another one"
+            f"({least_kv}) need {weight_bytes + for_draft + shared + least_kv}: raise it{fewer_states(options)}, "
+            "free memory of the device, or choose another one"
         )
     # No graph is lost without its recording: they give way to the KV cache of one sequence.
     recorded = max(0, min(int(left * options.graph_reserved), left - least_kv) - shared)
@@ -91,6 +90,6 @@ def plan_on_device(
         f"{size_text(recorded)} for their recordings, of which graph-prompt-ratio {options.graph_prompt_ratio:g} gives "
         f"{prompt_mib} MiB to prompts and {mib - prompt_mib} MiB to decode; graphs beyond it run as launches of "
         "kernels",
-        kv_text(kv_bytes, info, draft),
+        kv_text(kv_bytes, info, options, draft),
     )
     return Budget(tuple(range(len(graphs))), (), shared, kv_bytes, lines, Recordings(mib, prompt_mib, tuple(order)))

@@ -15,6 +15,7 @@ from llmc.runtime.request_error import RequestError
 
 from support.compiled import random_tokens
 from support.server_harness import error_of, running_server
+from support.state_artifact import state_artifact
 
 GREEDY = SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True)
 
@@ -58,6 +59,21 @@ def test_the_pool_that_the_warning_asks_for_is_enough(
     with LLM(chat_artifact, num_threads=1, kv_bytes=enough - 1) as llm:
         assert llm.max_model_len < 64
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 1}, {"num_states": 2}, {"num_states": 7, "max_num_seqs": 2}])
+def test_the_pool_also_has_the_states_of_this_engine(
+    options: dict[str, int], tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> None:
+    artifact = state_artifact(tmp_path_factory, kernel_cache)
+    with LLM(artifact, num_threads=1, **options) as llm:
+        info, enough, states = llm.artifact.info, llm.limit.kv_bytes, llm.engine.stats.num_states
+    assert states == options.get("num_states", 3 * options.get("max_num_seqs", 3))
+    assert enough == 5 * info.kv_block_bytes + (states + 1) * info.state_bytes
+    for kv_bytes, whole in ((enough, True), (enough - 1, False), (enough + info.state_bytes, True)):
+        with LLM(artifact, num_threads=1, kv_bytes=kv_bytes, **options) as llm:
+            assert (llm.max_model_len == 64) is whole
+            assert llm.limit.kv_bytes == enough
 
 
 def test_the_models_own_limit_is_named() -> None:

@@ -155,7 +155,7 @@ class FakeLLM(LLM):
         ]
         sizes = {"max_model_len": 64, "vocab_size": 0x110000, "max_num_seqs": 4}
         pools = {"block_size": 16, "kv_block_bytes": 1024, "max_kv_blocks": 1 << 20, "state_bytes": 0, "max_states": 0}
-        info = SimpleNamespace(**sizes, **pools, vector_width=0)
+        info = SimpleNamespace(**sizes, **pools, pool_facts=sizes | pools, vector_width=0)
         self.artifact = SimpleNamespace(graphs=lambda: graphs, close=lambda: None, info=info)
         self.budget = None
         self._setup(path, info)

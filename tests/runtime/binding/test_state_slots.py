@@ -11,8 +11,7 @@ import pytest
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.runtime.simulation.engine import Curve, SimulatedEngine, SimulatedGraph
 
-from support.compiled import compile_tiny
-from support.tiny_models import make_tiny_model
+from support.state_artifact import state_artifact
 
 TOKENS = 20
 Logits = np.ndarray[Any, np.dtype[np.float32]]
@@ -20,11 +19,7 @@ Logits = np.ndarray[Any, np.dtype[np.float32]]
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
-    folder = tmp_path_factory.mktemp("states")
-    model = make_tiny_model(folder / "model", "lfm2", layer_types=["conv", "full_attention", "conv"])
-    options: dict[str, Any] = {"buckets": "prefill=[2]x[32],decode=[3]x[64]", "target": "reference", "block_size": 16}
-    compile_tiny(model, folder / "out", kernel_cache, tokenizer="none", **options).close()
-    return folder / "out"
+    return state_artifact(tmp_path_factory, kernel_cache)
 
 
 def step(replayer: Replayer, start: int, count: int, slots: tuple[int, int, int] | None) -> Logits:
@@ -86,7 +81,7 @@ def test_an_engine_has_the_pools_that_were_told(artifact: Path) -> None:
                 assert engine.stats.num_blocks == told.num_blocks
                 if engine.stats.num_states:  # the engine counts them
                     assert engine.stats.num_states == told.num_states
-        given = ({"kv_bytes": 5}, {"num_states": 2**32 - 1})
+        given = ({"kv_bytes": 5}, {"num_states": 2**32 - 1}, {"num_states": 2**32 + 5}, {"max_num_seqs": -1})
         for options in given:
             with pytest.raises(LlmcError) as refused:
                 opened.pool_sizes(**options)

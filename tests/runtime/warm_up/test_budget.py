@@ -220,6 +220,53 @@ def test_states_have_a_part_of_the_cache() -> None:
         planned(60_000, kv_bytes=4999)
 
 
+def test_states_are_those_of_the_engine_that_will_run() -> None:
+    """Not of one for all the sequences that the artifact was built for."""
+    stateful = dataclasses.replace(info(), state_bytes=100, max_states=2**31 - 1, max_num_seqs=4)
+
+    def planned(available: int, model: ArtifactInfo = stateful, **options: Any) -> Budget:
+        return plan_budget(model, LADDER, range(len(LADDER)), available, BudgetOptions(1.0, 0.5, **options))
+
+    for options, states in (
+        ({}, 12),
+        ({"max_num_seqs": 1}, 3),
+        ({"max_num_seqs": 2}, 6),
+        ({"num_states": 5}, 5),
+        ({"num_states": 1, "max_num_seqs": 4}, 1),
+    ):
+        budget = planned(60_000, **options)
+        pools = stateful.pool_sizes(kv_bytes=budget.kv_bytes, **options)
+        assert pools.num_states == states
+        assert f": {pools.num_blocks} blocks of {BLOCK} tokens" in budget.lines[-1]
+        assert budget.lines[-1].endswith(f", and states of {states} sequences")
+        # The least memory is for as many.
+        least = 5 * KV_BLOCK + (states + 1) * 100
+        with pytest.raises(BudgetError, match=rf"the KV cache of one sequence \({least}\) need"):
+            planned(15_000, **options)
+    with pytest.raises(BudgetError, match=r"need \d+: raise it, lower num-states 600 or free memory"):
+        planned(60_000, num_states=600)
+    with pytest.raises(BudgetError, match="num-states is 2147483647; use at most 2147483646"):
+        planned(60_000, num_states=2**31 - 1)
+    with pytest.raises(BudgetError, match="num-states is 2 but no layer of this model has a state; leave it out"):
+        planned(60_000, info(), num_states=2)
+
+
+def test_a_budget_that_suffices_holds_the_longest_sequence() -> None:
+    """Whatever share of it states get."""
+    for state_bytes in (700, 1300, 3000, 9000):
+        stateful = dataclasses.replace(info(), state_bytes=state_bytes, max_states=2**31 - 1, max_num_seqs=4)
+        suffices = False
+        for available in range(24_000, 90_000, 100):
+            try:
+                budget = plan_budget(stateful, LADDER, range(len(LADDER)), available, BudgetOptions(1.0, 0.5))
+            except BudgetError:
+                assert not suffices
+                continue
+            suffices = True
+            assert stateful.pool_sizes(kv_bytes=budget.kv_bytes).num_blocks * BLOCK >= MAX_LEN
+        assert suffices
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
