@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from llmc.cli.options.num_states import STATES_HELP
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.units import parse_size
 
@@ -144,6 +145,7 @@ def latency_command(
     kv_bytes: int = typer.Option(
         0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, such as 2GiB; 0: from the limits."
     ),
+    num_states: int = typer.Option(0, min=0, metavar="N", help=STATES_HELP),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     seed: int = typer.Option(0, min=0, help="Seed; the same seed gives the same prompts."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result to FILE."),
@@ -155,7 +157,7 @@ def latency_command(
     options = OfflineOptions(
         artifact=artifact, kind="latency", num_prompts=batch, input_len=input_len, output_len=output_len,
         range_ratio=0.0, concurrency=batch, warmup=warmup, repeats=repeats, threads=threads, kv_bytes=kv_bytes,
-        weight_memory=weight_memory.value, seed=seed,
+        num_states=num_states, weight_memory=weight_memory.value, seed=seed,
     )  # fmt: skip
     bench_offline(options, output, as_json=as_json, html=html)
 
@@ -175,6 +177,7 @@ def throughput_command(
     kv_bytes: int = typer.Option(
         0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, such as 2GiB; 0: from the limits."
     ),
+    num_states: int = typer.Option(0, min=0, metavar="N", help=STATES_HELP),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
     seed: int = typer.Option(0, min=0, help="Seed; the same seed gives the same prompts."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the result to FILE."),
@@ -186,6 +189,6 @@ def throughput_command(
     options = OfflineOptions(
         artifact=artifact, kind="throughput", num_prompts=num_prompts, input_len=input_len, output_len=output_len,
         range_ratio=range_ratio, concurrency=concurrency, warmup=warmup, repeats=repeats, threads=threads,
-        kv_bytes=kv_bytes, weight_memory=weight_memory.value, seed=seed,
+        kv_bytes=kv_bytes, num_states=num_states, weight_memory=weight_memory.value, seed=seed,
     )  # fmt: skip
     bench_offline(options, output, as_json=as_json, html=html)

@@ -24,7 +24,7 @@ class OfflineOptions:
     """Options of the commands; lengths in tokens.
 
     kind: "latency" or "throughput". num_prompts: requests per run. concurrency: most requests at once; 0: all.
-    warmup, repeats: numbers of untimed and of timed runs. threads, kv_bytes: 0 for the engine's default.
+    warmup, repeats: numbers of untimed and of timed runs. threads, kv_bytes, num_states: 0 for the engine's default.
     weight_memory: as in `Engine`.
     """
 
@@ -39,6 +39,7 @@ class OfflineOptions:
     repeats: int
     threads: int
     kv_bytes: int
+    num_states: int
     weight_memory: str
     seed: int
 
@@ -66,7 +67,11 @@ def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool
         ]
         concurrency = options.concurrency or options.num_prompts
         with Engine(
-            artifact, num_threads=options.threads, kv_bytes=options.kv_bytes, weight_memory=options.weight_memory
+            artifact,
+            num_threads=options.threads,
+            kv_bytes=options.kv_bytes,
+            num_states=options.num_states,
+            weight_memory=options.weight_memory,
         ) as engine:
             found = []
             before: list[BucketUse] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.num_states import STATES_HELP
 from llmc.cli.options.sampling import SamplingOptions
 from llmc.regular_file import read_text
 from llmc.units import parse_size
@@ -98,6 +99,7 @@ def chat_command(
     kv_bytes: int = typer.Option(
         0, parser=parse_size, metavar="SIZE", help="KV pool of an artifact, such as 2GiB; 0: for one conversation."
     ),
+    num_states: int = typer.Option(0, min=0, metavar="N", help=STATES_HELP),
 ) -> None:
     from llmc.runtime.chat.session import ChatError, check_sampling
 
@@ -129,7 +131,7 @@ def chat_command(
         plain=plain,
         stats=stats,
         sampling=sampling,
-        engine={"num_threads": threads, "kv_bytes": kv_bytes},
+        engine={"num_threads": threads, "kv_bytes": kv_bytes, "num_states": num_states},
     )
     if model is not None and not config.is_url:
         raise typer.BadParameter(f"--model belongs to a server's URL, not to {target}")

@@ -16,6 +16,7 @@ from llmc.cli.options.executor import ExecutorFlags, run_on_ray
 from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.lora import LORA_METAVAR, parse_adapters
 from llmc.cli.options.miss_policy import POLICY_HELP, parse_miss_policy, say_bucket_news
+from llmc.cli.options.num_states import STATES_HELP
 from llmc.cli.options.sampling import SamplingOptions
 from llmc.cli.options.speculate import DRAFT_HELP, SPECULATE_HELP, SPECULATE_METAVAR, check_speculation
 from llmc.cli.options.warm_flags import (
@@ -103,6 +104,7 @@ def run_command(
     kv_bytes: int = typer.Option(
         0, parser=parse_size, metavar="SIZE", help="Size of the KV pool, such as 2GiB; 0: from the limits."
     ),
+    num_states: int = typer.Option(0, min=0, metavar="N", help=STATES_HELP),
     weight_memory: WeightMemory = typer.Option(WeightMemory.auto, help=WEIGHT_HELP),
     device: DeviceFlags = DeviceFlags(),
     executor: ExecutorFlags = ExecutorFlags(),
@@ -171,6 +173,7 @@ def run_command(
             num_threads=threads,
             max_num_seqs=max_num_seqs,
             kv_bytes=kv_bytes,
+            num_states=num_states,
             swap_bytes=device.swap_bytes,
             weight_memory=weight_memory.value,
             device_options=device.options(),

@@ -144,7 +144,11 @@ def serve_command(
 
     names = tuple(served_model_name) or (model_name(model),)
     adapters = parse_adapters(lora, names)
-    budget = budget_options(memory_utilization, graph_reserved_memory, graph_prompt_ratio, pool_bytes)
+    budget = budget_options(
+        *(memory_utilization, graph_reserved_memory, graph_prompt_ratio, pool_bytes),
+        max_num_seqs=given["max_num_seqs"],
+        num_states=given["num_states"],
+    )
     warm = WarmOptions(
         trace=warm_trace,
         strategy=warm_order,

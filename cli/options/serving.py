@@ -7,6 +7,7 @@ import typer
 from llmc.cli.options.config_flags import ConfigFlags, Flag
 from llmc.cli.options.hand_over import hand_over_key
 from llmc.cli.options.http_limits import HTTP_LIMITS
+from llmc.cli.options.num_states import STATES_HELP
 from llmc.cli.options.numbers import finite
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.runtime.server.config import ServerConfig
@@ -67,6 +68,7 @@ SERVING = ConfigFlags(
     idle_spin_us=Flag(
         "Microseconds for which idle threads spin before they sleep.", min=0, max=60_000_000, metavar="N"
     ),
+    num_states=Flag(STATES_HELP, min=0, metavar="N"),
     weight_memory=Flag(WEIGHT_HELP, default=WeightMemory.copied, given=WeightMemory, read=str),
     prefix_cache=Flag("Reuse KV blocks of equal prompt prefixes."),
     record_misses=Flag(

@@ -67,11 +67,19 @@ class WarmOptions:
 
 
 def budget_options(
-    utilization: float | None, graph_reserved: float | None, prompt_ratio: float | None, kv_bytes: int
+    utilization: float | None,
+    graph_reserved: float | None,
+    prompt_ratio: float | None,
+    kv_bytes: int,
+    *,
+    max_num_seqs: int = 0,
+    num_states: int = 0,
 ) -> BudgetOptions | None:
     """The budget requested by the flags; None without --memory-utilization. Raises BadParameter."""
     try:
-        return budget_of(utilization, graph_reserved, prompt_ratio, kv_bytes)
+        return budget_of(
+            utilization, graph_reserved, prompt_ratio, kv_bytes, max_num_seqs=max_num_seqs, num_states=num_states
+        )
     except BudgetError as error:
         raise typer.BadParameter(str(error)) from error
 

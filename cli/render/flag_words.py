@@ -8,6 +8,7 @@ import re
 _FLAGS = {
     "kv_bytes or num_blocks": "--kv-bytes",
     "kv_bytes": "--kv-bytes",
+    "num_states": "--num-states",
     "max_num_seqs": "--max-num-seqs",
     "max_tokens_per_step": "--max-num-batched-tokens",
     "max_waiting": "--max-queue",

@@ -111,9 +111,8 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Engine": (
             "threads", "ranks", "distributed_executor", "rank_placement", "steps_in_flight", "overlap_sums",
-            "max_num_seqs", "kv_bytes", "weight_memory", "enforce_eager", "device_number",
-            "cpu_offload_gib",
-            "swap_space", "prefix_cache", "speculate", "draft", "miss_policy", "record_misses",
+            "max_num_seqs", "kv_bytes", "num_states", "weight_memory", "enforce_eager", "device_number",
+            "cpu_offload_gib", "swap_space", "prefix_cache", "speculate", "draft", "miss_policy", "record_misses",
         ),
         "Budget and warm-up": (
             "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio", "skip_warmup", "warmup_seconds",
@@ -156,7 +155,8 @@ HEADINGS: Mapping[str, Headings] = {
         ),
         "Guided decoding": ("guided_threads", "guided_additional_properties", "guided_max_string"),
         "Memory": (
-            "kv_bytes", "weight_memory", "memory_utilization", "graph_reserved_memory", "graph_prompt_ratio",
+            "kv_bytes", "num_states", "weight_memory", "memory_utilization", "graph_reserved_memory",
+            "graph_prompt_ratio",
         ),
         "Warm-up": (
             "ready_after", "warm_order", "warm_trace", "warmup_seconds", "skip_warmup", "measure_costs",
@@ -179,7 +179,7 @@ HEADINGS: Mapping[str, Headings] = {
             "max_tokens", "seed", "stop",
         ),
         "Server": ("model", "api_key", "timeout"),
-        "Engine of an artifact": ("threads", "kv_bytes"),
+        "Engine of an artifact": ("threads", "kv_bytes", "num_states"),
     },
     "warmup": {
         "Order": ("trace", "order"),
@@ -243,13 +243,13 @@ HEADINGS: Mapping[str, Headings] = {
     },
     "bench latency": {
         "Requests": ("input_len", "output_len", "batch", "warmup", "repeats", "seed"),
-        "Engine": ("threads", "kv_bytes", "weight_memory"),
+        "Engine": ("threads", "kv_bytes", "num_states", "weight_memory"),
         "Result": ("output", "html", "as_json"),
     },
     "bench throughput": {
         "Requests": ("num_prompts", "input_len", "output_len", "range_ratio", "seed"),
         "Load": ("concurrency", "warmup", "repeats"),
-        "Engine": ("threads", "kv_bytes", "weight_memory"),
+        "Engine": ("threads", "kv_bytes", "num_states", "weight_memory"),
         "Result": ("output", "html", "as_json"),
     },
     "bench serve": {

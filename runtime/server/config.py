@@ -23,7 +23,8 @@ class ServerConfig:
     allowed_hosts: host names that clients may use. If empty: this machine's for a loopback server without keys, else
     any.
     generation_config: "auto" takes sampling defaults from the model, "none" uses OpenAI's.
-    max_num_seqs, max_num_batched_tokens (prompt tokens of a step), num_threads, kv_bytes: 0 for the engine's default.
+    max_num_seqs, max_num_batched_tokens (prompt tokens of a step), num_threads, kv_bytes, num_states: 0 for the
+    engine's default.
     swap_bytes: host memory for KV blocks that are swapped out.
     idle_spin_us: microseconds that idle threads spin.
     device_options: as in LLM.
@@ -71,6 +72,7 @@ class ServerConfig:
     pin_threads: bool = True
     idle_spin_us: int = 1000
     kv_bytes: int = 0
+    num_states: int = 0
     swap_bytes: int = 0
     weight_memory: str = "copied"
     device_options: Mapping[str, Any] = field(default_factory=dict)

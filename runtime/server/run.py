@@ -63,6 +63,7 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
         max_waiting=config.max_queue,
         priority_patience=config.priority_patience,
         kv_bytes=config.kv_bytes,
+        num_states=config.num_states,
         swap_bytes=config.swap_bytes,
         weight_memory=config.weight_memory,
         prefix_cache=config.prefix_cache,
