@@ -158,6 +158,15 @@ uint64_t BlockManager::Register(uint32_t block, uint64_t parent_id, const int32_
   return id_[block];
 }
 
+uint32_t BlockManager::ExchangeForCached(uint32_t block, uint64_t parent_id, const int32_t* tokens) {
+  if (!prefix_cache_ || id_[block] != 0) return block;
+  const uint32_t same = Find(parent_id, tokens);
+  if (same == 0) return block;
+  Acquire(same);
+  Release(block);
+  return same;
+}
+
 void BlockManager::Unregister(uint32_t block) {
   uint32_t* link = &heads_[Bucket(parent_id_[block], &tokens_[static_cast<size_t>(block) * block_size_])];
   while (*link != block) link = &next_cached_[*link];

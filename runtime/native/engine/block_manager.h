@@ -64,6 +64,10 @@ class BlockManager {
   // existing id if the same content is cached already. with_state: a step has written its promised state, which is kept.
   uint64_t Register(uint32_t block, uint64_t parent_id, const int32_t* tokens, bool with_state = false);
 
+  // The cached block of these contents, to which a reference goes over from `block`, which was computed again; `block`
+  // itself if there is none.
+  uint32_t ExchangeForCached(uint32_t block, uint64_t parent_id, const int32_t* tokens);
+
   // Finds the end of a text's cached chain, at most max_blocks, and marks its blocks as used.
   Place Touch(const int32_t* tokens, uint32_t max_blocks);
   // Whether the chain is surely whole: `count` more blocks can be allocated without evicting a block of it.

@@ -556,9 +556,13 @@ uint32_t Scheduler::Commit(const StepPlan& plan) {
 
 void Scheduler::RegisterBlocks(Sequence* s, uint32_t keep_tokens) {
   for (; (s->num_registered + 1) * block_size_ <= s->num_computed; ++s->num_registered) {
-    s->parent_id = blocks_->Register(s->blocks[s->num_registered], s->parent_id,
-                                     &s->tokens[static_cast<size_t>(s->num_registered) * block_size_],
-                                     (s->num_registered + 1) * block_size_ == keep_tokens);
+    uint32_t& block = s->blocks[s->num_registered];
+    const int32_t* tokens = &s->tokens[static_cast<size_t>(s->num_registered) * block_size_];
+    const uint64_t parent = s->parent_id;
+    s->parent_id = blocks_->Register(block, parent, tokens, (s->num_registered + 1) * block_size_ == keep_tokens);
+    // Blocks behind the last state are computed again. The sequence then holds the cached ones, which else could leave
+    // the cache while it runs, and all blocks behind them with them. A step in flight still reads its own.
+    if (recurrent_ && s->in_flight == 0) block = blocks_->ExchangeForCached(block, parent, tokens);
   }
 }
 

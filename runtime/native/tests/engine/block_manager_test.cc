@@ -42,6 +42,13 @@ static void TestPrefix() {
   uint32_t c = m.Allocate();
   CHECK_EQ(m.Register(c, BlockManager::kRoot, tokens), ida);
   CHECK_EQ(m.num_cached(), 2u);
+  // Whoever has the copy may have the cached block instead; a block that is cached, or alone, stays.
+  CHECK(m.ExchangeForCached(a, BlockManager::kRoot, tokens) == a && m.ExchangeForCached(c, ida, tokens + 4) == c);
+  CHECK_OK(m.CheckIntegrity({0, 1, 1, 1, 0}));
+  CHECK_EQ(m.ExchangeForCached(c, BlockManager::kRoot, tokens), a);
+  CHECK_OK(m.CheckIntegrity({0, 2, 1, 0, 0}));
+  CHECK_EQ(m.Allocate(), c);
+  m.Release(a);
   m.Release(c);
   m.Release(b);
   m.Release(a);

@@ -51,8 +51,9 @@ bool FailStep(int step, long allocation, long failures, bool* reached_step, Reac
   options.swap_bytes = recurrent ? 40 * (shape.kv_block_bytes + shape.state_bytes) : 0;
   options.speculate_tokens = speculate;
   options.speculate_always = true;
-  auto engine =
-      speculate > 1 ? MakeDrafted(shape, 24, options, Usual(), 24, 30, &device) : Make(shape, 24, options, &device);
+  const uint32_t blocks = recurrent ? 18 : 24;  // there, also prompts that are read at the same time share blocks
+  auto engine = speculate > 1 ? MakeDrafted(shape, blocks, options, Usual(), 24, 30, &device)
+                              : Make(shape, blocks, options, &device);
   std::vector<Job> jobs;
   const auto submit = [&](uint32_t length, uint32_t max_tokens) -> Job& {
     jobs.push_back(Simple(length, max_tokens));

@@ -180,6 +180,30 @@ void TestBranches() {
   CHECK_EQ(Cached(engine.get(), Text(Joined(system, Numbers(12, 30)))), 32u);
 }
 
+// A text computes blocks again that are cached, as no state is kept behind them. It then holds those, which other texts
+// cannot evict while it runs, and not copies of its own.
+void TestBlocksComputedAgainAreShared() {
+  auto engine = Make(Recurrent(), 25, {});
+  const std::vector<int32_t> system = Numbers(22, 9);
+  CHECK_EQ(Cached(engine.get(), Text(Joined(system, Numbers(12, 30)))), 0u);
+  const Job again = Text(Joined(system, Numbers(12, 31)));
+  Job running = again;
+  running.params.max_tokens = 24;
+  CHECK_OK(Submit(engine.get(), &running));
+  Outputs outputs;
+  bool progressed;
+  for (int i = 0; i < 4; ++i) CHECK_OK(engine->Step(&progressed));
+  for (int32_t i = 0; i < 4; ++i) {  // these evict what no text holds
+    Job other = Text(Numbers(33, i + 1));
+    CHECK_OK(Submit(engine.get(), &other));
+    CHECK_OK(engine->Step(&progressed));
+    CHECK_OK(engine->CheckIntegrity());
+  }
+  RunAll(engine.get(), &outputs);
+  Compare(outputs[{running.id, 0}], Reference(running, 0, 64));
+  CHECK_EQ(Cached(engine.get(), again), 20u);
+}
+
 // A conversation goes on behind what was generated, from the last state that was kept of it.
 void TestAnswersAreFound() {
   EngineOptions options;
@@ -242,6 +266,7 @@ int main() {
   TestRandom();
   TestPromptsAreFound();
   TestBranches();
+  TestBlocksComputedAgainAreShared();
   TestAnswersAreFound();
   TestFewSlots();
   TestNoSlots();
