@@ -117,7 +117,7 @@ def test_budgets_tell_the_states_of_the_engine(
     assert cli.main([command, str(artifact), "--memory-utilization", "0.5", *flags, *others]) == 0
     assert f", and states of {states} sequences\n" in capsys.readouterr().err
     for config in served:
-        options = {"num_states": config.num_states, "max_num_seqs": config.max_num_seqs, "kv_bytes": config.kv_bytes}
+        options: dict[str, Any] = {name: getattr(config, name) for name in ("num_states", "max_num_seqs", "kv_bytes")}
         with Artifact(artifact) as opened, Engine(opened, num_threads=1, **options) as engine:
             assert engine.stats.num_states == states
     assert len(served) == (command == "serve")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_the_pool_that_the_warning_asks_for_is_enough(
 
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 1}, {"num_states": 2}, {"num_states": 7, "max_num_seqs": 2}])
 def test_the_pool_also_has_the_states_of_this_engine(
-    options: dict[str, int], tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+    options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
 ) -> None:
     artifact = state_artifact(tmp_path_factory, kernel_cache)
     with LLM(artifact, num_threads=1, **options) as llm:

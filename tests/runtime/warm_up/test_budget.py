@@ -227,13 +227,14 @@ def test_states_are_those_of_the_engine_that_will_run() -> None:
     def planned(available: int, model: ArtifactInfo = stateful, **options: Any) -> Budget:
         return plan_budget(model, LADDER, range(len(LADDER)), available, BudgetOptions(1.0, 0.5, **options))
 
-    for options, states in (
+    cases: list[tuple[dict[str, Any], int]] = [
         ({}, 12),
         ({"max_num_seqs": 1}, 3),
         ({"max_num_seqs": 2}, 6),
         ({"num_states": 5}, 5),
         ({"num_states": 1, "max_num_seqs": 4}, 1),
-    ):
+    ]
+    for options, states in cases:
         budget = planned(60_000, **options)
         pools = stateful.pool_sizes(kv_bytes=budget.kv_bytes, **options)
         assert pools.num_states == states

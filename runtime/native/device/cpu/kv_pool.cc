@@ -33,7 +33,9 @@ Status KvPool::Allocate(const Artifact& artifact, uint32_t stage, const PoolCoun
       end += RoundUp(bytes, kAlignment);
     }
   }
-  LLMC_RETURN_IF_ERROR(Pages::Allocate(end, "KV pool", &pool.pages_));
+  Status taken = Pages::Allocate(end, "KV pool", &pool.pages_);
+  if (!taken.ok() && counts.states != 0) taken.message += " or num_states";
+  LLMC_RETURN_IF_ERROR(taken);
   *out = std::move(pool);
   return Status::Ok();
 }

@@ -168,6 +168,24 @@ void TestOverflow() {
   RemoveArtifact();
 }
 
+// More than the address space.
+void TestTooMuch() {
+  for (const bool states : {false, true}) {
+    std::shared_ptr<const Artifact> artifact;
+    Tables tables = MakeArtifact(8, 0, 1, states);
+    for (size_t at : {tables.offset[2] + 80, tables.offset[13] + 16}) Put(&tables.file, at, uint64_t{1} << 51);
+    FixCrc(&tables.file);
+    Write("graphs.bin", tables.file);
+    CHECK(Artifact::Open(g_dir, &artifact).ok());
+    KvPool pool;
+    const llmc::Status taken = KvPool::Allocate(*artifact, 0, {1u << 8, states ? 1u << 8 : 0}, &pool);
+    CHECK_EQ(taken.code, LLMC_ERR_OUT_OF_MEMORY);
+    const std::string end = states ? "lower kv_bytes or num_blocks or num_states" : "lower kv_bytes or num_blocks";
+    CHECK(taken.message.find("cannot allocate ") == 0 && taken.message.find(end) == taken.message.size() - end.size());
+    RemoveArtifact();
+  }
+}
+
 void TestCounts() {
   std::shared_ptr<const Artifact> artifact;
   const auto says = [&](const llmc::PoolCounts& counts) { return llmc::CheckPoolCounts(*artifact, counts).message; };
@@ -197,6 +215,7 @@ int main() {
   TestArtifact(1, {{256 + 1024, 512 + 64 + 192}}, true);
   TestArtifact(2, {{256 + 1024, 0}, {0, 512 + 64 + 192}}, true);
   TestOverflow();
+  TestTooMuch();
   TestCounts();
   return llmc_test::Finish("kv_pool_test");
 }
