@@ -375,8 +375,8 @@ typedef struct llmc_engine_options {
   const llmc_artifact *draft;
   uint64_t swap_bytes; /* host memory for KV blocks of preempted sequences; 0: they are recomputed */
   /* Slots of states, of a model that has states. A running sequence has one. The others keep states for texts that
-   * begin alike. 0: as many as half of kv_bytes holds, at most 3 for each of max_num_seqs; they leave room for a sequence
-   * of max_model_len where a smaller pool has it. */
+   * begin alike. 0: as many as half of kv_bytes holds, at most 3 for each of max_num_seqs. These leave room for a
+   * sequence of max_model_len where a smaller pool has it. */
   uint32_t num_states;
   uint32_t reserved3;
 } llmc_engine_options;
