@@ -14,7 +14,7 @@ NATIVE_UNITS = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.c
 # What the native library is built of.
 LIBRARY_FILES = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -type f -not -name ".*" -print)
 
-.PHONY: all demo bench test test-slow test-all test-levels test-intel-opencl test-exhaustive load-test lint lint-python lint-format lint-native docs native-test sanitize wheel clean
+.PHONY: all demo bench test test-slow test-all test-levels test-opencl test-intel-opencl test-exhaustive load-test lint lint-python lint-format lint-native docs native-test sanitize wheel clean
 
 all: test
 
@@ -44,12 +44,17 @@ test: $(STAMP) native-test
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not exhaustive" $(SLOW_OPTIONS)
 
+# Where there is a driver of OpenCL: every family that writes text, against the target reference, and schemes.
+test-opencl: $(STAMP)
+	$(BIN)/pytest -n 2 -m exhaustive tests/compiler/targets/gpu/test_family_diff.py::test_opencl \
+	  tests/compiler/targets/gpu/test_opencl_target.py::test_every_scheme_matches_the_dequantized_model
+
 # Every family on every target, experts in every weight format, more clients: before a release, and after a change of
 # what they share.
 test-exhaustive: $(STAMP)
 	$(PYTEST) -m exhaustive
 
-test-all: test test-slow test-levels
+test-all: test test-slow test-levels test-opencl
 
 # What depends on the machine's instruction sets, as if it were one of the lowest ISA level, but for kernels that make test
 # runs on that level anyway, and for pages; as one of each level between, attention, kernels of rows, and whole models.

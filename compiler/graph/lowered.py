@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import zlib
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 import tvm
 import tvm.script
 from tvm import relax, tirx
+from tvm.tirx.script.parser import entry
 
 from llmc.compiler.graph.commands import Site
 
@@ -47,13 +49,29 @@ def from_bytes(payload: bytes) -> Lowered:
     """Reads `to_bytes` output. Attributes that were tuples become lists."""
     value = json.loads(zlib.decompress(payload))
     sites = tuple(Site(s["op"], s["attributes"], tuple(s["tensors"])) for s in value["sites"])
-    module = tvm.script.from_source(value["functions"], check_well_formed=False)
-    return Lowered(_with_main(module, value["main"]), sites, tuple(value["params"]))
+    return Lowered(_with_main(_read_functions(value["functions"]), value["main"]), sites, tuple(value["params"]))
 
 
 def _functions(module: tvm.IRModule) -> tvm.IRModule:
     """All functions but main, as text: this TVM crashes when it writes a module with types as JSON."""
     return tvm.IRModule({var: func for var, func in module.functions_items() if var.name_hint != "main"})
+
+
+class _WithoutStack:
+    """The module inspect, but for the caller's frames."""
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: []) if name == "stack" else getattr(inspect, name)
+
+
+def _read_functions(text: str) -> tvm.IRModule:
+    """For each function, TVM looks up the source of all frames of its caller, which takes as long as reading the text,
+    and uses them only for functions that are Python objects."""
+    entry.inspect = _WithoutStack()
+    try:
+        return tvm.script.from_source(text, check_well_formed=False)
+    finally:
+        entry.inspect = inspect
 
 
 def _written(main: relax.Function) -> dict[str, Any]:

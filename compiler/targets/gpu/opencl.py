@@ -68,7 +68,8 @@ int llmc_dot4(int a, int b) {
 _DOUBLES = b"#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
 """By this line a device without double precision knows programs that are not for it."""
 NEXT_PROGRAM = "\n//// program\n"
-"""Separates the programs of a file. Sampling kernels form one program, which a driver builds once per vocabulary."""
+"""Separates the programs of a file. Each kernel is one: drivers keep what they built by program, and models share most
+kernels. Those of sampling form one program, which every model of their vocabulary has."""
 _SAMPLING = b" void sample_"
 
 
@@ -115,8 +116,8 @@ class OpenClTarget(GpuTarget):
 
     def link(self, codes: Sequence[bytes], path: Path) -> None:
         of_sampling = [code for code in codes if _SAMPLING in code]
-        parts = [[code for code in codes if _SAMPLING not in code], of_sampling] if of_sampling else [codes]
-        path.write_bytes(NEXT_PROGRAM.encode().join(b"\n".join((*_heads(part), *part)) for part in parts))
+        programs = [[code] for code in codes if _SAMPLING not in code] + ([of_sampling] if of_sampling else [])
+        path.write_bytes(NEXT_PROGRAM.encode().join(b"\n".join((*_heads(one), *one)) for one in programs))
 
 
 def _heads(codes: Sequence[bytes]) -> list[bytes]:

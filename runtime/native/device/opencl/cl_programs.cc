@@ -1,7 +1,12 @@
 #include "device/opencl/cl_programs.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <new>
 #include <string_view>
+#include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "core/crc32.h"
@@ -14,14 +19,49 @@ constexpr const char* kKind = "opencl";
 constexpr size_t kMostLog = 600;
 constexpr std::string_view kNextProgram = "\n//// program\n";
 constexpr std::string_view kUsesDoubles = "cl_khr_fp64";
+constexpr size_t kMostBuilders = 8;
+
+// Names of the kernels in a program's text.
+std::vector<std::string_view> SymbolsOf(std::string_view text) {
+  constexpr std::string_view kKernel = "__kernel ", kReturns = "void ";
+  std::vector<std::string_view> symbols;
+  for (size_t at = text.find(kKernel); at != std::string_view::npos; at = text.find(kKernel, at)) {
+    const size_t begin = std::min(text.find(kReturns, at), text.size() - kReturns.size()) + kReturns.size();
+    at = std::min(text.find('(', begin), text.size());
+    symbols.push_back(text.substr(begin, at - begin));
+  }
+  return symbols;
+}
 
 }  // namespace
+
+struct ClPrograms::Source {
+  std::string name;  // for messages: the file, or the one kernel in it
+  std::string_view text;
+  std::vector<std::string_view> symbols;
+};
+
+std::vector<ClPrograms::Source> ClPrograms::SourcesOf(const std::string& file, const MappedFile& code) {
+  const std::string_view text(reinterpret_cast<const char*>(code.data()), code.size());
+  std::vector<Source> sources;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(kNextProgram, at), text.size());
+    Source one{file, text.substr(at, end - at), {}};
+    one.symbols = SymbolsOf(one.text);
+    if (one.symbols.size() == 1) one.name = "'" + std::string(one.symbols[0]) + "' of " + file;
+    sources.push_back(std::move(one));
+    at = end + kNextProgram.size();
+  }
+  return sources;
+}
 
 ClPrograms::~ClPrograms() {
   for (cl_kernel kernel : kernels_) {
     if (kernel != nullptr) (*machine_)->ReleaseKernel(kernel);
   }
-  for (const Program& one : programs_) (*machine_)->ReleaseProgram(one.program);
+  for (const Program& one : programs_) {
+    if (one.program != nullptr) (*machine_)->ReleaseProgram(one.program);
+  }
 }
 
 Status ClPrograms::Build(const std::shared_ptr<const ClMachine>& machine, const Artifact& artifact,
@@ -48,55 +88,75 @@ Status ClPrograms::BuildFor(const ClLanes& lanes, std::shared_ptr<const ClMachin
     LLMC_RETURN_IF_ERROR(ReadLaunch(artifact, kernel, cl.group_items(), &launch));
     made->launches_.push_back(launch);
   }
-  std::vector<size_t> first_of(1, 0);  // first program of each code file
+  std::vector<Source> sources;
+  std::vector<std::unordered_map<std::string_view, size_t>> program_of(artifact.code().size());  // by symbol
   for (size_t i = 0; i < artifact.code().size(); ++i) {
-    const MappedFile& file = artifact.code_file(i);
-    const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
-    for (size_t at = 0; at <= text.size();) {
-      const size_t end = std::min(text.find(kNextProgram, at), text.size());
-      if (!cl.has_doubles() && text.substr(at, end - at).find(kUsesDoubles) != std::string_view::npos) {
-        at = end + kNextProgram.size();
-        continue;
-      }
-      made->programs_.emplace_back();
-      LLMC_RETURN_IF_ERROR(made->BuildProgram(artifact.code_name(artifact.code()[i]), text.data() + at, end - at, known,
-                                              &made->programs_.back()));
-      made->num_cached_ += made->programs_.back().cached ? 1 : 0;
-      at = end + kNextProgram.size();
+    for (Source& source : SourcesOf(artifact.code_name(artifact.code()[i]), artifact.code_file(i))) {
+      if (!cl.has_doubles() && source.text.find(kUsesDoubles) != std::string_view::npos) continue;
+      for (const std::string_view symbol : source.symbols) program_of[i].emplace(symbol, sources.size());
+      sources.push_back(std::move(source));
     }
-    first_of.push_back(made->programs_.size());
   }
+  LLMC_RETURN_IF_ERROR(made->BuildAll(sources, known));
   made->kernels_.reserve(artifact.kernels().size());
   for (const KernelRecord& kernel : artifact.kernels()) {
-    cl_kernel found = nullptr;
-    for (size_t i = first_of[kernel.code]; found == nullptr && i < first_of[kernel.code + 1]; ++i) {
-      cl_int code = kClSuccess;
-      found = cl->CreateKernel(made->programs_[i].program, artifact.symbol(kernel), &code);
-      if (code != kClSuccess) {
-        found = nullptr;
-        continue;
-      }
-      made->kernels_.push_back(found);
-      made->symbols_.emplace_back(made->programs_[i].program, artifact.symbol(kernel));
-    }
-    if (found == nullptr && !cl.has_doubles()) {
-      if (!DrawsTokens(kernel)) {
-        return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET,
-                             std::string("Kernel '") + artifact.symbol(kernel) +
-                                 "' computes in double precision, which the OpenCL device '" + cl.name() +
-                                 "' does not have; compile the model again, or choose another device.");
-      }
-      // The host draws tokens.
+    const std::string symbol = artifact.symbol(kernel);
+    const auto found = program_of[kernel.code].find(symbol);
+    if (found != program_of[kernel.code].end()) {
+      made->symbols_.emplace_back(made->programs_[found->second].program, symbol);
       made->kernels_.push_back(nullptr);
-      made->symbols_.emplace_back(nullptr, artifact.symbol(kernel));
+      LLMC_RETURN_IF_ERROR(made->Another(static_cast<uint32_t>(made->kernels_.size() - 1), &made->kernels_.back()));
       continue;
     }
-    if (found == nullptr) {
-      return artifact.Corrupt(artifact.code_name(artifact.code()[kernel.code]),
-                              std::string("it has no kernel '") + artifact.symbol(kernel) + "'");
+    if (cl.has_doubles()) {
+      return artifact.Corrupt(artifact.code_name(artifact.code()[kernel.code]), "it has no kernel '" + symbol + "'");
     }
+    if (!DrawsTokens(kernel)) {
+      return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET,
+                           "Kernel '" + symbol + "' computes in double precision, which the OpenCL device '" +
+                               cl.name() + "' does not have; compile the model again, or choose another device.");
+    }
+    // The host draws tokens.
+    made->kernels_.push_back(nullptr);
+    made->symbols_.emplace_back(nullptr, symbol);
   }
   *out = std::move(made);
+  return Status::Ok();
+}
+
+Status ClPrograms::BuildAll(const std::vector<Source>& sources, const ClPrograms* known) {
+  programs_.resize(sources.size());
+  std::vector<Status> built(sources.size());
+  std::atomic<size_t> next{0};
+  std::atomic<bool> failed{false}, out_of_memory{false};
+  // Programs are begun in order, and what was begun is ended: so the error of the first that fails is always known.
+  const auto build = [&] {
+    while (!failed.load()) {
+      const size_t i = next.fetch_add(1);
+      if (i >= sources.size()) return;
+      try {
+        built[i] = BuildProgram(sources[i], known, &programs_[i]);
+      } catch (const std::bad_alloc&) {
+        out_of_memory = true;
+      }
+      if (!built[i].ok() || out_of_memory) failed = true;
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(kMostBuilders);
+  const size_t builders = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kMostBuilders);
+  for (size_t i = 1; i < std::min(builders, sources.size()); ++i) {
+    try {
+      threads.emplace_back(build);
+    } catch (const std::exception&) {
+      break;  // fewer threads do the work
+    }
+  }
+  build();
+  for (std::thread& thread : threads) thread.join();
+  for (Status& status : built) LLMC_RETURN_IF_ERROR(std::move(status));
+  if (out_of_memory) throw std::bad_alloc();
+  for (const Program& one : programs_) num_cached_ += one.cached ? 1 : 0;
   return Status::Ok();
 }
 
@@ -108,9 +168,11 @@ Status ClPrograms::Another(uint32_t index, cl_kernel* out) const {
   return Status::Ok();
 }
 
-Status ClPrograms::BuildProgram(const std::string& name, const char* source, size_t bytes, const ClPrograms* known,
-                                Program* out) {
+Status ClPrograms::BuildProgram(const Source& of, const ClPrograms* known, Program* out) const {
   const ClMachine& cl = *machine_;
+  const char* source = of.text.data();
+  const size_t bytes = of.text.size();
+  const std::string& name = of.name;
   out->key = cl.name() + "\n" + cl.driver() + "\n" + options_ + "\n" + std::to_string(bytes) + " " +
              std::to_string(Crc32(source, bytes)) + " " + std::to_string(HashOf(source, bytes));
   for (size_t i = 0; known != nullptr && i < known->programs_.size(); ++i) {
@@ -118,6 +180,7 @@ Status ClPrograms::BuildProgram(const std::string& name, const char* source, siz
     LLMC_RETURN_IF_CL_ERROR("Keeping " + name + " on '" + cl.name() + "'",
                             cl->RetainProgram(known->programs_[i].program));
     *out = known->programs_[i];
+    out->stored = true;
     return Status::Ok();
   }
   const cl_device_id device = cl.device();
@@ -152,7 +215,7 @@ Status ClPrograms::FromBinary(const std::vector<unsigned char>& binary, Program*
   }
   if (code == kClSuccess) {
     out->program = program;
-    out->cached = true;
+    out->cached = out->stored = true;
     return Status::Ok();
   }
   if (program != nullptr) cl->ReleaseProgram(program);
@@ -179,7 +242,7 @@ void ClPrograms::Store() const {
   const ClMachine& cl = *machine_;
   for (const Program& one : programs_) {
     size_t bytes = 0;
-    if (one.cached ||
+    if (one.stored ||
         cl->GetProgramInfo(one.program, kClProgramBinarySizes, sizeof(bytes), &bytes, nullptr) != kClSuccess ||
         bytes == 0) {
       continue;

@@ -39,12 +39,17 @@ class ClPrograms {
     cl_program program = nullptr;
     std::string key;
     bool cached = false;
+    bool stored = false;  // whoever built it writes it to the cache, or it came from there
   };
+  struct Source;  // the text of one program
   ClPrograms(std::shared_ptr<const ClMachine> machine, const std::string& cache_folder, std::string options)
       : machine_(std::move(machine)), cache_(cache_folder), options_(std::move(options)) {}
   static Status BuildFor(const ClLanes& lanes, std::shared_ptr<const ClMachine> machine, const Artifact& artifact,
                          const std::string& cache_folder, const ClPrograms* known, std::unique_ptr<ClPrograms>* out);
-  Status BuildProgram(const std::string& name, const char* source, size_t bytes, const ClPrograms* known, Program* out);
+  static std::vector<Source> SourcesOf(const std::string& file, const MappedFile& code);
+  // On several threads: drivers take long for each.
+  Status BuildAll(const std::vector<Source>& sources, const ClPrograms* known);
+  Status BuildProgram(const Source& of, const ClPrograms* known, Program* out) const;
   Status FromBinary(const std::vector<unsigned char>& binary, Program* out) const;
   std::string Log(cl_program program) const;
 

@@ -148,6 +148,9 @@ def test_an_artifact_is_text_that_says_what_it_is_for(tmp_path: Path, kernel_cac
     assert text == (tmp_path / "b" / "kernels.cl").read_text()
     for kernel in tables.kernels:
         assert text.count(f"void {kernel.symbol}(") == 1
+    # A kernel is a program, so that models share what drivers build; those that draw tokens are one.
+    *programs, drawing = text.split(NEXT_PROGRAM)
+    assert [part.count("__kernel ") for part in (*programs, drawing)] == [1] * len(programs) + [len(STAGES)]
     # No constant is cut to the digits that a decimal has.
     body = "".join(part.removeprefix(PRELUDE) for part in text.split(NEXT_PROGRAM))
     assert "e-" not in body

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmc.compiler.targets.gpu import backend
+from llmc.compiler.targets.gpu.opencl import NEXT_PROGRAM, PRELUDE, OpenClTarget
 from llmc.compiler.targets.gpu.sampling import sampling_specs
 from llmc.runtime.binding import Artifact, Device, Engine, LlmcError, Replayer
 from llmc.runtime.binding.hand_over import HandedText
 
 from support.artifacts import TinyArtifact, made_once
 from support.compiled import Pages, compile_tiny, replay
-from support.opencl import stub_library
+from support.opencl import needs_opencl, stub_library
 from support.tiny_models import make_tiny_model
+
+_ONE_BUCKET: dict[str, Any] = {"buckets": "prefill=[1]x[16],decode=[1]x[32]", "block_size": 16, "target": "opencl"}
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +32,28 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     def make(root: Path) -> None:
         model = make_tiny_model(root / "model", "llama")
-        ladder = "prefill=[1]x[16],decode=[1]x[32]"
-        compile_tiny(model, root / "out", kernel_cache, buckets=ladder, block_size=16, target="opencl").close()
+        compile_tiny(model, root / "out", kernel_cache, **_ONE_BUCKET).close()
 
     return made_once(tmp_path_factory, "opencl-one-bucket", make) / "out"
+
+
+def with_programs(
+    monkeypatch: pytest.MonkeyPatch, programs: Callable[[Sequence[bytes]], list[Sequence[bytes]]]
+) -> None:
+    """Has files consist of `programs(codes of all kernels)`."""
+
+    def link(_: OpenClTarget, codes: Sequence[bytes], path: Path) -> None:
+        texts = [b"\n".join((PRELUDE.encode(), *kernels)) for kernels in programs(codes)]
+        path.write_bytes(NEXT_PROGRAM.encode().join(texts))
+
+    monkeypatch.setattr(OpenClTarget, "link", link)
+
+
+def programs_of(artifact: Path, stub: Path, cache: Path) -> tuple[int, int]:
+    """How many programs an engine has, and how many of them it found in `cache`."""
+    with Artifact(artifact) as opened:
+        engine = Engine(opened, num_blocks=4, opencl_library=str(stub), program_cache=str(cache))
+    return engine.stats.device["programs"], engine.stats.device["cached_programs"]
 
 
 def replayer(artifact: Path, stub: Path, cache: Path) -> Replayer:
@@ -74,9 +97,12 @@ def test_a_device_that_is_not_there(stub: Path) -> None:
 @pytest.mark.parametrize(
     ("fails", "says"),
     [
-        ("BuildProgram=-11", "kernels.cl does not build on 'stub': line 1: no such word; choose another device"),
-        ("BuildProgram=-6", "Building kernels.cl on 'stub' failed: the host has no memory left"),
-        ("CreateKernel=-46", "has no kernel"),
+        (
+            "BuildProgram=-11",
+            r"'\w+' of kernels.cl does not build on 'stub': line 1: no such word; choose another device",
+        ),
+        ("BuildProgram=-6", r"Building '\w+' of kernels.cl on 'stub' failed: the host has no memory left"),
+        ("CreateKernel=-6", r"Making kernel '\w+' on 'stub' failed: the host has no memory left"),
         ("items=32", "groups of 64 work items and this device at most 32; choose another device"),
         ("memory=1000", r"needs \d+ MiB .* and 'stub' has 0 MiB; ask for a smaller KV pool"),
         ("buffer=1000", "KV pool needs a buffer of .*takes at most 0 MiB"),
@@ -212,21 +238,69 @@ def test_a_block_that_cannot_be_read_leaves_nothing_behind(
 
 def test_programs_are_built_once(artifact: Path, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cached() -> int:
-        with Artifact(artifact) as opened:
-            engine = Engine(opened, num_blocks=4, opencl_library=str(stub), program_cache=str(tmp_path / "a" / "b"))
-        return engine.stats.device["cached_programs"]
+        return programs_of(artifact, stub, tmp_path / "a" / "b")[1]
 
-    # That of graphs, and that of sampling.
-    assert [cached(), cached()] == [0, 2]
-    file, _ = (tmp_path / "a" / "b").iterdir()
+    count = len((artifact / "kernels.cl").read_text().split(NEXT_PROGRAM))
+    assert [cached(), cached()] == [0, count]
+    file, *others = (tmp_path / "a" / "b").iterdir()
+    assert len(others) == count - 1
     whole = file.read_bytes()
     for damaged in (whole[:-1], whole[:10], b"", whole + b"x", bytes([whole[0] ^ 1]) + whole[1:], whole[:-1] + b"?"):
         file.write_bytes(damaged)
-        assert cached() == 1
+        assert cached() == count - 1
         assert file.read_bytes() == whole
     # A driver may refuse what an older one wrote.
     monkeypatch.setenv("STUB_OPENCL", "CreateProgramWithBinary=-42")
     assert cached() == 0
+
+
+def test_artifacts_share_what_was_built(artifact: Path, stub: Path, kernel_cache: Path, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", intermediate_size=96)
+    compile_tiny(model, tmp_path / "out", kernel_cache, **_ONE_BUCKET).close()
+    texts = [set((folder / "kernels.cl").read_text().split(NEXT_PROGRAM)) for folder in (artifact, tmp_path / "out")]
+    assert programs_of(artifact, stub, tmp_path / "programs") == (len(texts[0]), 0)
+    common = len(texts[0] & texts[1])
+    assert 0 < common < len(texts[1])
+    assert programs_of(tmp_path / "out", stub, tmp_path / "programs") == (len(texts[1]), common)
+
+
+def test_files_with_all_kernels_in_one_program(
+    stub: Path, kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As compilers wrote them earlier."""
+    with_programs(monkeypatch, lambda codes: [codes])
+    model = make_tiny_model(tmp_path / "model", "llama")
+    compile_tiny(model, tmp_path / "out", kernel_cache, **_ONE_BUCKET).close()
+    assert [programs_of(tmp_path / "out", stub, tmp_path / "programs")[1] for _ in range(2)] == [0, 1]
+    monkeypatch.setenv("STUB_OPENCL", "BuildProgram=-11")
+    with pytest.raises(LlmcError, match=r"^kernels\.cl does not build on 'stub': line 1"):
+        programs_of(tmp_path / "out", stub, tmp_path / "other")
+
+
+def test_a_kernel_that_is_not_in_its_file(
+    stub: Path, kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_programs(monkeypatch, lambda codes: [[code] for code in codes[1:]])
+    model = make_tiny_model(tmp_path / "model", "llama")
+    compile_tiny(model, tmp_path / "out", kernel_cache, **_ONE_BUCKET).close()
+    with pytest.raises(LlmcError, match=r"kernels.cl' is damaged: it has no kernel '\w+'; compile the artifact again"):
+        programs_of(tmp_path / "out", stub, tmp_path / "programs")
+
+
+@needs_opencl
+def test_the_first_kernel_that_does_not_build_is_named(
+    kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many threads build: those behind it may fail earlier."""
+    with_programs(monkeypatch, lambda codes: [[b"__kernel void fails_%d(int a) { a = b; }" % i] for i in range(9)])
+    model = make_tiny_model(tmp_path / "model", "llama")
+    compile_tiny(model, tmp_path / "out", kernel_cache, **_ONE_BUCKET).close()
+    for _ in range(3):
+        with (
+            Artifact(tmp_path / "out") as opened,
+            pytest.raises(LlmcError, match=r"^'fails_0' of kernels\.cl does not"),
+        ):
+            Engine(opened, num_blocks=4)
 
 
 def test_an_artifact_of_another_target(artifact: Path, tiny_artifact: TinyArtifact, stub: Path) -> None:
