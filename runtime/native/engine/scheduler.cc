@@ -81,6 +81,7 @@ void Scheduler::InsertRunning(Sequence* s) {
 
 void Scheduler::Fork(const Sequence& parent, Sequence* child) {
   child->started = true;
+  child->guided = parent.guided;
   child->num_cached = parent.num_cached;
   child->last_step = parent.last_step;
   child->promoted = parent.promoted;
@@ -194,6 +195,15 @@ Sequence* Scheduler::LongParked() const {
     if (Parked(*running_[i]) && step_ - running_[i]->last_step >= least) return running_[i];
   }
   return nullptr;
+}
+
+// Whether `parked`, of LongParked, makes room for `s`, which waits. If it came first, it will soon want its room back,
+// and computing it again takes as many tokens as it has. So it keeps the room for as many steps, unless nothing runs and
+// `s` would not be parked next.
+bool Scheduler::GivesWay(const Sequence& parked, const Sequence& s) const {
+  if (Before()(&s, &parked) || WaitsFor(parked, s)) return true;
+  return step_ - parked.last_step >= std::max<uint64_t>(kParkedLong, parked.num_computed) ||
+         (num_ready_ == 0 && !s.guided);
 }
 
 // Makes the next token's slot exist and belong to `s` alone. Takes blocks from parked sequences, else from the least
@@ -482,7 +492,9 @@ bool Scheduler::Admit(PhaseSet phases, StepPlan* plan) {
   if (crowded && LongParked() == nullptr) return false;
   uint64_t id;
   Sequence* s = NextWaiting(crowded, &id);
-  if (s == nullptr || ScoresLater(*s, *plan) || CrowdsDecodes(*s) || !FreeBlocks(*s)) return false;
+  if (s == nullptr || ScoresLater(*s, *plan) || CrowdsDecodes(*s)) return false;
+  if (crowded && !GivesWay(*LongParked(), *s)) return false;
+  if (!FreeBlocks(*s)) return false;
   const Chunk chunk = FitChunk(s, NumKnown(*s), phases, plan);
   switch (chunk.fit) {
     case Chunk::Fit::kLater: return false;
@@ -497,7 +509,7 @@ bool Scheduler::Admit(PhaseSet phases, StepPlan* plan) {
 }
 
 // Whether all blocks that `s` needs besides hits_ are free, so that a prefill never waits for memory halfway. Takes
-// blocks from parked sequences that are behind `s` in the order of service or are beams that wait for it.
+// blocks from parked sequences that give way.
 bool Scheduler::FreeBlocks(const Sequence& s) {
   const uint32_t need = NumNewBlocks(s);
   for (;;) {
@@ -505,7 +517,7 @@ bool Scheduler::FreeBlocks(const Sequence& s) {
     for (uint32_t b : hits_) free -= blocks_->ref(b) == 0;
     if (free >= need + (running_.empty() ? 0 : watermark_)) return true;
     Sequence* parked = LongParked();
-    if (parked == nullptr || (!Before()(&s, parked) && !WaitsFor(*parked, s))) return false;
+    if (parked == nullptr || !GivesWay(*parked, s)) return false;
     Preempt(parked);
   }
 }

@@ -30,6 +30,7 @@ struct Sequence {
   uint32_t num_prompt = 0;
   std::vector<int32_t> tokens;  // prompt, then output
   bool finished = false;        // its last event was sent
+  bool guided = false;  // each of its tokens waits for a mask
   // A guided sequence whose next mask is missing: its last token is not computed yet. Or a beam that has to wait for
   // the other beams before its next token.
   bool held = false;
@@ -273,6 +274,7 @@ class Scheduler {
   StateSlots& states() { return blocks_->states(); }
   const StateSlots& states() const { return blocks_->states(); }
   Sequence* LongParked() const;
+  bool GivesWay(const Sequence& parked, const Sequence& s) const;
   void TakeSeats();
   void AddItem(Sequence* s, uint32_t count, StepPlan* plan);
   void AddDecodes(const std::vector<Sequence*>& chosen, StepPlan* plan);

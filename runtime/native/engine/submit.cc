@@ -52,7 +52,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   sequence->request = request.get();
   sequence->priority = c.priority;
   sequence->num_prompt = num_prompt;
-  sequence->held = request->guided;
+  sequence->guided = sequence->held = request->guided;
   sequence->score_end = c.num_prompt_logprobs < 0 ? 0 : num_prompt - 1;
   sequence->tokens.reserve(request->max_length);
   sequence->tokens.assign(c.prompt_token_ids, c.prompt_token_ids + c.num_prompt_tokens);

@@ -1,6 +1,7 @@
 // The engine over a null device: one behaviour a test.
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <thread>
 
 #include "core/clock.h"
@@ -510,6 +511,40 @@ void TestSeatsAreShared() {
   CHECK((outputs[{guided.id, 0}].tokens.size()) > 4);  // they had their turns, too
 }
 
+// Three times as many requests as seats, whose masks come some steps late: none takes another's place, which would have
+// to be computed again.
+void TestLateMasks() {
+  EngineOptions options;
+  options.max_num_seqs = 4;
+  for (const size_t late : {0, 1, 3, 5}) {
+    auto engine = Make(Usual(), 257, options);
+    std::vector<Job> jobs(12, Simple(40, 12));
+    for (Job& j : jobs) {
+      j.guided = true;
+      CHECK_OK(Submit(engine.get(), &j));
+    }
+    Outputs outputs;
+    std::deque<Needs> asked;
+    const auto ended = [&](const Job& j) { return outputs[{j.id, 0}].terminal != 0; };
+    for (int steps = 0; !std::all_of(jobs.begin(), jobs.end(), ended); ++steps) {
+      CHECK(steps < 1000);
+      bool progressed;
+      CHECK_OK(engine->Step(&progressed));
+      CHECK_OK(engine->CheckIntegrity());
+      asked.emplace_back();
+      Drain(engine.get(), &outputs, &asked.back());
+      if (asked.size() <= late) continue;
+      for (const auto& need : asked.front()) {
+        const Job& j = jobs[need.first - jobs[0].id];
+        SetMask(engine.get(), j.id, need.second, j.prompt, outputs[need].tokens);
+      }
+      asked.pop_front();
+    }
+    CHECK_EQ(engine->Stats().num_preemptions, 0u);
+    for (const Job& j : jobs) Compare(outputs[{j.id, 0}], Reference(j, 0, 64));
+  }
+}
+
 // Memory is short: who waits for a mask gives it, though it came first; it begins again when its mask is there.
 void TestParkedGivesMemory() {
   auto engine = Make(Usual(), 13, {});
@@ -975,6 +1010,7 @@ int main() {
   TestGuided();
   TestParked();
   TestSeatsAreShared();
+  TestLateMasks();
   TestParkedGivesMemory();
   TestMasksAreAskedForInTurn();
   TestMaskErrors();
