@@ -32,7 +32,7 @@ from pathlib import Path
 
 from llmc.graphs_format import PHASES
 
-from .bucket import MAX_BUCKETS, REQUIRED_PHASES, TOTAL, Bucket, BucketError, BucketLadder
+from .bucket import MAX_BUCKETS, PROMPT_PHASES, REQUIRED_PHASES, TOTAL, Bucket, BucketError, BucketLadder
 from .files import read_file
 from .grids import Limits, Pairs, check_phase, parse_grid, short
 
@@ -55,7 +55,7 @@ def parse_spec(spec: str, limits: Limits | None = None, phases: tuple[str, ...] 
     else:
         grids = _parse_text(text, limits)
     grids = {phase: _within(phase, pairs, limits.max_num_batched_tokens) for phase, pairs in grids.items()}
-    missing = [phase for phase in phases if phase not in grids]
+    missing = [phase for phase in dict.fromkeys((*PROMPT_PHASES, *phases)) if phase not in grids]
     if missing:
         raise BucketError(f"bucket spec {short(spec)} has no {missing[0]} buckets: add {missing[0]}=BATCHxSEQ")
     total = sum(len(pairs) for pairs in grids.values())

@@ -87,6 +87,13 @@ def test_file_forms_agree(tmp_path: Path) -> None:
     assert parse_spec(str(as_json)) == expected
 
 
+def test_a_ladder_always_has_prefill() -> None:
+    """Also of a model of which it is not known yet whether it writes text."""
+    assert parse_spec("prefill=1x128", phases=()).decode == ()
+    with pytest.raises(BucketError, match="has no prefill buckets: add prefill=BATCHxSEQ"):
+        parse_spec("decode=1x128", phases=())
+
+
 @pytest.mark.parametrize(
     ("spec", "fragment"),
     [
