@@ -125,9 +125,9 @@ class LLM(Opened, VectorCalls):
         lora: name of a loaded adapter, one for all or one per prompt; None for the bare model.
         on_output: called with each output as its request finishes.
         on_delta: called after each step with the news of each continuation.
-        All prompts are checked before any runs. Raises RequestError for one that is empty, too long, or has token ids
-        out of range. A request that the engine fails states the reason in its output's `error`; others continue. If a
-        callback or a signal raises, running requests are cancelled and the exception propagates.
+        All prompts are checked before any runs. Raises RequestError for one that has no tokens, is too long, or has
+        token ids out of range. A request that the engine fails states the reason in its output's `error`; others
+        continue. If a callback or a signal raises, running requests are cancelled and the exception propagates.
         """
         requests = self.prepare(prompts, params, lora=lora)
         outputs: list[RequestOutput | None] = [None] * len(requests)

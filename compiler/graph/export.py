@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -68,7 +69,10 @@ def _decomposed(program: ExportedProgram) -> ExportedProgram:
     """Decomposes ATen ops into the core ops that TVM knows; skips models that consist of llmc ops alone."""
     if {namespace for namespace, _, _ in ops_of(program)} <= {OWN, MARKS}:
         return program
-    program = program.run_decompositions()
+    with warnings.catch_warnings():
+        # torch copies the program in a way that it deprecates itself.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        program = program.run_decompositions()
     for node in [n for n in program.graph.nodes if n.name.startswith("_assert_tensor_metadata")]:
         program.graph.erase_node(node)
     return program

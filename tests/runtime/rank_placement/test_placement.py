@@ -81,7 +81,8 @@ def run(placement: LocalPlacement, code: str, **options: Any) -> tuple[int, str,
         placement, find_mpiexec(), [sys.executable, "-c", RANK + code],
         stdin=options.get("stdin", subprocess.DEVNULL), write=written.extend, say=said.append, interrupts=False,
     )  # fmt: skip
-    assert all(process.poll() is not None or gone(process.pid) for process in placement.running.values())
+    # mpiexec may end a moment before its proxies do.
+    until(lambda: all(process.poll() is not None or gone(process.pid) for process in placement.running.values()))
     return code_of_all, written.decode(), said
 
 
