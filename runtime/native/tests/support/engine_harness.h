@@ -2,6 +2,7 @@
 // preemption.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
@@ -263,6 +264,9 @@ inline void RunAll(Engine* engine, Outputs* outputs, int limit = 100000) {
   }
   CHECK(limit > 0);
 }
+
+// Whether the error of a failed continuation has `words`.
+inline bool Says(const Output& output, const char* words) { return std::strstr(output.end.message, words) != nullptr; }
 
 inline void Compare(const Output& got, const Output& want) {
   CHECK_EQ(got.terminal, 1);
