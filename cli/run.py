@@ -160,6 +160,7 @@ def run_command(
 
         with progress_bar() as progress:
             artifact = artifact_path(model, progress)
+    device.check(artifact)
     if verify:
         from llmc.cli.options.artifact_checks import check_bytes
 

@@ -160,6 +160,7 @@ def serve_command(
     )
     os.environ.pop(KEY_ENV, None)  # compilers and ranks do not need the key
     artifact = given_artifact(model) or compile_aside(model)
+    device.check(artifact)
 
     from llmc.runtime.server.config import ServerConfig
     from llmc.runtime.server.hosts import is_loopback

@@ -15,11 +15,12 @@ from llmc.runtime.server.request_stream import RequestStream, merged
 from .async_vector_calls import AsyncVectorCalls
 from .beams import BeamSearchParams
 from .engine_loop import REFUSALS
-from .frontend import Frontend, Lora, PreparedRequest, Prompts
+from .frontend import Frontend, Lora, PreparedRequest
 from .gathered import Gathered
 from .opened import Opened, OpenedEngine, Opening
 from .outputs import RequestFailure, RequestOutput, TokenDelta
 from .params import SamplingParams
+from .prompts import Prompts
 from .server.async_engine import AsyncEngine
 from .server.requests import EngineRequest
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 DEFAULT_KV_BYTES = 1 << 30
 """Default limit of an engine's KV pool, without kv_bytes or num_blocks; see llmc.h."""
 _MOST_KV_BYTES = 1 << 50
-_RAISE = "raise kv_bytes (--kv-bytes)"
 
 
 def least_kv_bytes(facts: Mapping[str, int], *, max_num_seqs: int = 0, num_states: int = 0) -> int:
@@ -40,11 +39,13 @@ def least_kv_bytes(facts: Mapping[str, int], *, max_num_seqs: int = 0, num_state
 @dataclass(frozen=True)
 class ContextLimit:
     """The limit on prompt plus output. tokens: the limit. model_tokens: the artifact's max-model-len. kv_bytes: of the
-    smallest KV pool for that. least_output: tokens that a prompt must leave free."""
+    smallest KV pool for that; num_blocks: its blocks, if the engine's pool was given in blocks. least_output: tokens
+    that a prompt must leave free."""
 
     tokens: int
     model_tokens: int
     kv_bytes: int = 0
+    num_blocks: int = 0
     least_output: int = 1
 
     @classmethod
@@ -55,6 +56,7 @@ class ContextLimit:
             engine.stats.max_request_tokens,
             info.max_model_len,
             least_kv_bytes(info.pool_facts, **chosen),
+            num_blocks=-(-info.max_model_len // info.block_size) if options.get("num_blocks") else 0,
             least_output=0 if info.vector_width else 1,
         )
 
@@ -75,8 +77,12 @@ class ContextLimit:
             return None
         return (
             f"a request may have {self.tokens} tokens, not the model's {self.model_tokens}, because the KV pool holds "
-            f"no more: {_RAISE} to {self.kv_bytes}"
+            f"no more: {self._raise} to {self.num_blocks or self.kv_bytes}"
         )
+
+    @property
+    def _raise(self) -> str:
+        return "raise num_blocks" if self.num_blocks else "raise kv_bytes (--kv-bytes)"
 
     def refusal(self, num_prompt_tokens: int) -> str | None:
         """Why a prompt of this many tokens cannot run, as the end of a sentence; None if it can."""
@@ -84,7 +90,7 @@ class ContextLimit:
             return None
         shorten = f"shorten it to at most {self.longest_prompt}"
         if self.by_pool:
-            return f"{num_prompt_tokens} tokens and the KV pool holds {self.tokens}: {shorten}, or {_RAISE}"
+            return f"{num_prompt_tokens} tokens and the KV pool holds {self.tokens}: {shorten}, or {self._raise}"
         more = "or compile with a larger --max-model-len"
         return f"{num_prompt_tokens} tokens and max-model-len is {self.tokens}: {shorten}, {more}"
 
@@ -95,6 +101,6 @@ class ContextLimit:
         if self.by_pool:
             return (
                 f"prompt and output fill the {self.tokens} tokens that the KV pool holds, fewer than the model's "
-                f"{self.model_tokens}: {_RAISE} or shorten the prompt"
+                f"{self.model_tokens}: {self._raise} or shorten the prompt"
             )
         return f"prompt and output fill the model's context of {self.tokens} tokens: shorten the prompt"

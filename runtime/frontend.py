@@ -17,16 +17,13 @@ from .gathered import Gathered
 from .generation import Generation, decoder
 from .outputs import RequestOutput, Timings, Usage
 from .params import SamplingParams
+from .prompts import Messages, Prompts, as_batch, checked_ids, is_chat
 from .request_error import RequestError
 from .vector_task import VectorTask
 
 if TYPE_CHECKING:
     from .adapters.adapters import Adapters
 
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
-Prompt: TypeAlias = "str | Sequence[int] | Messages"
-Prompts: TypeAlias = "Prompt | Sequence[Prompt]"
-"""A text, token ids or a conversation, or a list of these."""
 Lora: TypeAlias = "str | Sequence[str | None] | None"
 """Name of a LoRA adapter for all prompts, or one per prompt; None for the bare model."""
 
@@ -141,19 +138,9 @@ class Frontend:
         return [0 if name is None else self.adapters.id_of(name) for name in names]
 
     def _prepare(self, index: int, item: Any, params: SamplingParams) -> PreparedRequest:
-        where = f"prompt {index}"
         text = item if isinstance(item, str) else None
-        if text is None and (isinstance(item, (bytes, Mapping)) or not hasattr(item, "__iter__")):
-            raise RequestError(f"{where} is {item!r}: give a text, token ids or messages")
-        token_ids = self.tokenizer.encode_prompt(text) if text is not None else list(item)
-        if not token_ids:
-            raise RequestError(f"{where} has no tokens: give at least one")
-        for token in token_ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                raise RequestError(f"{where} has token id {token!r}: use whole numbers from 0 to {self.vocab_size - 1}")
-        refusal = self.limit.refusal(len(token_ids))
-        if refusal is not None:
-            raise RequestError(f"{where} has {refusal}")
+        ids = item if text is None else self.tokenizer.encode_prompt(text)
+        token_ids = checked_ids(index, ids, self.vocab_size, self.limit)
         tokenizer: Tokenizer | None = None
         try:
             tokenizer = self.tokenizer
@@ -172,19 +159,3 @@ class Frontend:
         if self._guide_compiler is None:
             self._guide_compiler = GuideCompiler.of_artifact(self.path, self.vocab_size)
         return self._guide_compiler.compile(params.guided)
-
-
-def is_chat(item: Any) -> bool:
-    """Whether a prompt is a conversation."""
-    return isinstance(item, Sequence) and bool(item) and isinstance(item[0], Mapping)
-
-
-def is_one(prompts: Any) -> bool:
-    """Whether `prompts` is a single prompt: a text, token ids or a conversation."""
-    first = prompts[0] if isinstance(prompts, Sequence) and len(prompts) > 0 else None
-    return isinstance(prompts, str) or isinstance(first, int) or is_chat(prompts)
-
-
-def as_batch(prompts: Any) -> list[Any]:
-    """The prompts as a list."""
-    return [prompts] if is_one(prompts) else list(prompts)

@@ -16,11 +16,12 @@ from .context_limit import ContextLimit
 from .drafts import opened_draft
 from .engine_loop import EngineLoop, Job
 from .engine_steps import EngineSteps
-from .frontend import Frontend, Lora, Messages, PreparedRequest, Prompts
+from .frontend import Frontend, Lora, PreparedRequest
 from .joining import join_graphs
 from .opened import Opened, OpenedEngine, Opening
 from .outputs import RequestOutput, TokenDelta
 from .params import SamplingParams
+from .prompts import Messages, Prompts, as_batch
 from .vector_calls import VectorCalls
 from .vector_task import VectorTask
 
@@ -170,9 +171,8 @@ class LLM(Opened, VectorCalls):
         tools: JSON schemas of functions that the model may call. template_variables: further template variables, as in
         {"enable_thinking": False}. Also raises ChatTemplateError.
         """
-        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         variables = dict(template_variables or {})
-        prompts = [self.encode_chat(conversation, tools=tools, **variables) for conversation in conversations]
+        prompts = [self.encode_chat(conversation, tools=tools, **variables) for conversation in as_batch(messages)]
         return self.generate(prompts, params, on_output=on_output, on_delta=on_delta, progress=progress, lora=lora)
 
     def beam_search(

@@ -11,6 +11,7 @@ from llmc.runtime.text.tokenizer import Tokenizer
 from .context_limit import ContextLimit
 from .engine_steps import EngineSteps
 from .outputs import EmbeddingOutput, LabelOutput, ScoreOutput
+from .prompts import as_batch, checked_ids
 from .request_error import RequestError
 from .vector_runs import run_vectors
 from .vector_task import Vector, VectorTask
@@ -45,15 +46,9 @@ class VectorPrompts(ABC):
         return self.vector_task
 
     def _ids(self, task: VectorTask, prompts: Texts, truncate: bool) -> Ids:
-        given: list[Any] = list(prompts) if not isinstance(prompts, str) else [prompts]
-        if given and isinstance(given[0], int):
-            given = [given]
         most = self.limit.longest_prompt if truncate else None
-        found = []
-        for i, one in enumerate(given):
-            ids = task.text_ids(self.tokenizer, one, most) if isinstance(one, str) else list(one)[:most]
-            found.append(self._checked(i, ids))
-        return found
+        texts = (task.text_ids(self.tokenizer, one, most) if isinstance(one, str) else one for one in as_batch(prompts))
+        return [checked_ids(i, ids, self.vocab_size, self.limit, most) for i, ids in enumerate(texts)]
 
     def _pairs(
         self,
@@ -68,23 +63,9 @@ class VectorPrompts(ABC):
         if len(first) != len(second):
             raise RequestError(f"{len(first)} queries for {len(second)} documents: give one, or one each")
         most = self.limit.longest_prompt if truncate else None
-        return [
-            self._checked(i, task.pair_ids(self.tokenizer, query, document, instruction, most))
-            for i, (query, document) in enumerate(zip(first, second, strict=True))
-        ]
-
-    def _checked(self, index: int, ids: list[int]) -> list[int]:
-        if not ids:
-            raise RequestError(f"prompt {index} has no tokens: give at least one")
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                raise RequestError(
-                    f"prompt {index} has token id {token!r}: use whole numbers from 0 to {self.vocab_size - 1}"
-                )
-        refusal = self.limit.refusal(len(ids))
-        if refusal is not None:
-            raise RequestError(f"prompt {index} has {refusal}")
-        return ids
+        pairs = zip(first, second, strict=True)
+        found = (task.pair_ids(self.tokenizer, query, document, instruction, most) for query, document in pairs)
+        return [checked_ids(i, ids, self.vocab_size, self.limit) for i, ids in enumerate(found)]
 
 
 def embeddings_of(task: VectorTask, ids: Ids, rows: Sequence[Vector], dimensions: int | None) -> list[EmbeddingOutput]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +23,7 @@ def _device_numbers(text: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class DeviceFlags:
-    """As in `runtime.binding.devices.DEVICE_OPTIONS`. A device ignores options that its kind does not have."""
+    """As in `runtime.binding.devices.DEVICE_OPTIONS`."""
 
     enforce_eager: Annotated[
         bool,
@@ -91,6 +92,24 @@ class DeviceFlags:
     @property
     def swap_bytes(self) -> int:
         return int(self.swap_space * 2**30)
+
+    def check(self, artifact: Path) -> None:
+        """Raises BadParameter for an option that this artifact has no use for, and LlmcError."""
+        only_gpus = {"--device-number": self.device_number, "--cpu-offload-gib": self.cpu_offload_gib}
+        only_ranks = {"--steps-in-flight": self.steps_in_flight, "--overlap-sums": self.overlap_sums}
+        if not any((*only_gpus.values(), *only_ranks.values())):
+            return
+        from llmc.runtime.binding import Artifact
+
+        with Artifact(artifact) as opened:
+            info = opened.info
+        for idle, given, why in (
+            (info.target_kind == "cpu", only_gpus, "the artifact is for a CPU"),
+            (info.num_ranks == 1, only_ranks, "the artifact has no ranks"),
+        ):
+            for flag, value in given.items():
+                if idle and value:
+                    raise typer.BadParameter(f"{value} has no effect: {why}; leave it out", param_hint=flag)
 
     def options(self) -> dict[str, int | bool | str | None]:
         """Options for the device."""

@@ -113,9 +113,8 @@ class Adapters:
             rank, matrices = changes.rank, list(self._matrices(path, changes))
             if len(known) >= self.slots:
                 names = ", ".join(adapter.name for adapter in known)
-                raise AdapterError(
-                    f"all {self.slots} slots have adapters ({names}); unload one, or compile with more --lora-slots"
-                )
+                full = f"every slot of {self.slots} has an adapter ({names})"
+                raise AdapterError(f"{full}; unload one, or compile with more --lora-slots")
             try:
                 number = int(self._engine.load_adapter(matrices))
             except LlmcError as error:

@@ -239,6 +239,7 @@ def test_compile_for_another_isa(
         (("--kv-bytes", "1"), "--kv-bytes is 1 but"),
         (("--kv-bytes", "500TiB"), "--kv-bytes is 549755813888000; use at most"),
         (("--threads", "9999"), "--threads is '9999'; use"),
+        (("--swap-space", "1"), "leave the swap space out"),
     ],
 )
 def test_the_engine_names_flags(
@@ -246,6 +247,23 @@ def test_the_engine_names_flags(
 ) -> None:
     """Its errors have the names of the API, which the command line does not know."""
     fails(capsys, 1, ["run", artifact, "--prompts", prompts, *flags], says)
+
+
+@pytest.mark.parametrize("command", ["run", "serve"])
+@pytest.mark.parametrize(
+    ("flag", "value", "why"),
+    [
+        ("--cpu-offload-gib", "4", "4.0 has no effect: the artifact is for a CPU"),
+        ("--device-number", "0", "0 has no effect: the artifact is for a CPU"),
+        ("--steps-in-flight", "2", "2 has no effect: the artifact has no ranks"),
+        ("--overlap-sums", "off", "off has no effect: the artifact has no ranks"),
+    ],
+)
+def test_flags_without_effect_are_refused(
+    artifact: Path, capsys: pytest.CaptureFixture[str], command: str, flag: str, value: str, why: str
+) -> None:
+    prompts = ("--prompt", "a") if command == "run" else ("--port", "0")
+    fails(capsys, 2, [command, artifact, *prompts, flag, value], why, flag)
 
 
 # ---- requests --------------------------------------------------------------------------------------------------

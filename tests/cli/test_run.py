@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from llmc.cli.run import gather_prompts, parse_logit_bias
 from llmc.runtime.offline.prompts import Prompt, PromptError, parse_jsonl, parse_lines, read_file
@@ -63,6 +66,33 @@ def test_bad_prompts_are_refused_before_anything_runs(llm: FakeLLM, prompt: list
     with pytest.raises(RequestError):
         llm.generate([[1], prompt])
     assert llm.engine.last_id == 0
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"ab", {"prompt": "ab"}, np.int64(3)])
+def test_what_is_no_prompt_is_named(llm: FakeLLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match=r"the prompts are .*give a text, token ids or messages"):
+        llm.generate(prompts)
+    with pytest.raises(RequestError, match="prompt 1 "):
+        llm.generate(["a", prompts])
+    with pytest.raises(RequestError):
+        llm.chat(prompts)
+
+
+IDS = [98, 97]
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple, iter, lambda ids: [np.int32(one) for one in ids]])
+def test_token_ids_may_be_of_any_library(llm: FakeLLM, kind: Callable[[Any], Any]) -> None:
+    wanted = llm.generate([IDS, IDS], SamplingParams(max_tokens=2))
+    outputs = llm.generate([kind(IDS), kind(IDS)], SamplingParams(max_tokens=2))
+    assert [one.outputs for one in outputs] == [one.outputs for one in wanted]
+    assert all(type(token) is int for one in outputs for token in one.prompt_token_ids)
+    (one,) = llm.generate(kind(IDS), SamplingParams(max_tokens=2))
+    assert one.outputs == wanted[0].outputs
+    if kind in (np.array, torch.tensor):
+        assert len(llm.generate(kind([IDS] * 3), SamplingParams(max_tokens=2))) == 3
+        with pytest.raises(RequestError, match=r"prompt 0 has token id 1\.5"):
+            llm.generate([kind([1.5])])
 
 
 @pytest.mark.parametrize(

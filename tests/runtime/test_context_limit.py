@@ -50,7 +50,12 @@ def test_the_pool_that_the_warning_asks_for_is_enough(
     chat_artifact: Path, block_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with LLM(chat_artifact, num_threads=1, num_blocks=1) as llm:
-        enough = llm.limit.kv_bytes
+        enough, blocks = llm.limit.kv_bytes, 64 // block_size
+        assert (llm.limit.warning or "").endswith(f"raise num_blocks to {blocks}")
+        smallest = 2 * llm.artifact.info.kv_block_bytes
+    with LLM(chat_artifact, num_threads=1, num_blocks=blocks) as llm:
+        assert llm.max_model_len == 64
+    with LLM(chat_artifact, num_threads=1, kv_bytes=smallest) as llm:
         warned = re.search(r"raise kv_bytes \(--kv-bytes\) to (\d+)", llm.limit.warning or "")
         assert warned is not None
         assert int(warned[1]) == enough

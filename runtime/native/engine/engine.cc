@@ -46,9 +46,9 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
 
 Status Engine::CheckGuesses(const ModelShape& model, uint32_t speculate_tokens) {
   if (!model.recurrent() || speculate_tokens == 0) return Status::Ok();
-  return Status::Invalid("speculate_tokens is " + std::to_string(speculate_tokens) +
-                         " but layers of this model have a state, which no guess can be taken back from; leave "
-                         "speculation out.");
+  return Status::Invalid("Layers of this model have a state, which no guess can be taken back from; leave speculation "
+                         "out (speculate_tokens " +
+                         std::to_string(speculate_tokens) + ").");
 }
 
 namespace {

@@ -117,7 +117,7 @@ class SamplingFields(ApiModel):
 
     model: str | None = None
     temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=_INT32)
     min_p: float | None = Field(None, ge=0, le=1)
     n: int | None = Field(None, ge=1, le=MAX_OUTPUTS)
@@ -240,7 +240,7 @@ class SamplingFields(ApiModel):
             )
             raise ApiError(message, param="min_tokens", code=CONFLICT)
         if self.top_p is not None:
-            # The engine's value is a 32-bit float: a tiny one would become 0, which means none.
+            # The engine takes a 32-bit float above 0. The least one keeps the most likely token, as 0 does elsewhere.
             given["top_p"] = max(self.top_p, _LEAST_TOP_P)
         if self.seed is not None:
             given["seed"] = self.seed % 2**64

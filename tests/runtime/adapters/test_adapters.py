@@ -162,7 +162,7 @@ def test_names_and_slots(setting: Setting) -> None:
             adapters.load(name, setting.adapters[name])
         with pytest.raises(AdapterError, match="the adapter 'a' is loaded already; unload it first"):
             adapters.load("a", setting.adapters["a"])
-        with pytest.raises(AdapterError, match=rf"all {SLOTS} slots have adapters \(a, b, c\); unload one"):
+        with pytest.raises(AdapterError, match=rf"every slot of {SLOTS} has an adapter \(a, b, c\); unload one"):
             adapters.load("d", setting.adapters["a"])
         with pytest.raises(AdapterError, match="there is no adapter 'd'; loaded: a, b, c"):
             adapters.unload("d")

@@ -82,7 +82,7 @@ def test_load_and_unload(server: Running, setting: Setting) -> None:
     again = error_of(server.post("/v1/load_lora_adapter", lora_name="c", lora_path=path), 400)
     assert (again["code"], "is loaded already" in again["message"]) == ("name_taken", True)
     full = error_of(server.post("/v1/load_lora_adapter", lora_name="d", lora_path=path), 400)
-    assert f"all {SLOTS} slots have adapters" in full["message"]
+    assert f"every slot of {SLOTS} has an adapter" in full["message"]
     taken = error_of(server.post("/v1/load_lora_adapter", lora_name="tiny", lora_path=path), 400)
     assert "is the name of the model" in taken["message"]
     gone = server.post("/v1/unload_lora_adapter", lora_name="c")

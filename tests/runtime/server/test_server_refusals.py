@@ -42,7 +42,7 @@ def running(english_artifact: Path) -> Iterator[Running]:
         ({"prompt": "x", "max_tokens": -1}, "max_tokens", "greater"),
         ({"prompt": "x", "temperature": -0.1}, "temperature", "greater"),
         ({"prompt": "x", "temperature": "hot"}, "temperature", '"hot"'),
-        ({"prompt": "x", "top_p": 0}, "top_p", "greater"),
+        ({"prompt": "x", "top_p": -0.1}, "top_p", "greater"),
         ({"prompt": "x", "n": 0}, "n", "greater"),
         ({"prompt": "x", "n": True}, "n", "integer"),
         ({"prompt": "x", "logprobs": 21}, "logprobs", "less"),

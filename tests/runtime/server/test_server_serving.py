@@ -252,6 +252,14 @@ def test_sampling_defaults_are_the_models_or_openais(english_artifact: Path) -> 
         assert running.complete(**body)["choices"] == plain
 
 
+def test_top_p_0_keeps_the_most_likely_token(english_artifact: Path) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 12, "seed": 8}
+    with running_server(english_artifact) as running:
+        greedy = running.complete(**body, temperature=0)["choices"]
+        assert running.complete(**body, temperature=1.5, top_p=0)["choices"] == greedy
+        assert running.complete(**body, temperature=1.5)["choices"] != greedy
+
+
 # --- start and end ----------------------------------------------------------------------------------------------
 
 

@@ -323,7 +323,7 @@ void States() {
     return Engine::Create(std::make_unique<NullDevice>(model, 9), Guessing(guesses), &none, std::move(draft)).message;
   };
   CHECK(refused(recurrent, 0, nullptr).empty());
-  CHECK(refused(recurrent, 3, nullptr).find("speculate_tokens is 3 but layers of this model have a state") == 0);
+  CHECK(refused(recurrent, 3, nullptr).find("Layers of this model have a state, which no guess can") == 0);
   CHECK(refused(shape, 3, std::make_unique<NullDevice>(recurrent, 9)).find("Layers of the draft have a state") == 0);
 }
 
