@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ IDS = [98, 97]
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple, iter, lambda ids: [np.int32(one) for one in ids]])
-def test_token_ids_may_be_of_any_library(llm: FakeLLM, kind: Callable[[Any], Any]) -> None:
+def test_token_ids_may_be_of_any_library(llm: FakeLLM, kind: Any) -> None:
     wanted = llm.generate([IDS, IDS], SamplingParams(max_tokens=2))
     outputs = llm.generate([kind(IDS), kind(IDS)], SamplingParams(max_tokens=2))
     assert [one.outputs for one in outputs] == [one.outputs for one in wanted]
