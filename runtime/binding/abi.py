@@ -279,6 +279,7 @@ class EngineStats(ctypes.Structure):
             "num_states",
             "num_free_states",
             "num_kept_states",
+            "mask_wait_ns",
         ),
     ]
 

@@ -60,6 +60,7 @@ class EngineStats:
     num_states: int
     num_free_states: int
     num_kept_states: int
+    mask_wait_ns: int
     device: Mapping[str, int]
 
 

@@ -323,6 +323,11 @@ class _EngineCollector(Collector):
                     "Tokens that steps prepared ahead computed for ended sequences",
                     stats.num_thrown_rows,
                 ),
+                (
+                    "llmc_mask_wait_seconds",
+                    "Waits of steps for masks of guided requests that were about to come",
+                    stats.mask_wait_ns / 1e9,
+                ),
                 ("llmc_decode_step_seconds", "Wall time of steps that only decode", stats.decode_step_ns / 1e9),
             )
         )

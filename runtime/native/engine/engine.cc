@@ -46,9 +46,10 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
 
 Status Engine::CheckGuesses(const ModelShape& model, uint32_t speculate_tokens) {
   if (!model.recurrent() || speculate_tokens == 0) return Status::Ok();
-  return Status::Invalid("Layers of this model have a state, which no guess can be taken back from; leave speculation "
-                         "out (speculate_tokens " +
-                         std::to_string(speculate_tokens) + ").");
+  return Status::Invalid(
+      "Layers of this model have a state, which no guess can be taken back from; leave speculation "
+      "out (speculate_tokens " +
+      std::to_string(speculate_tokens) + ").");
 }
 
 namespace {
@@ -158,6 +159,7 @@ void Engine::GoOn() {
 // If a step was enqueued behind the one before, it only has to end.
 Status Engine::StepOnce(bool* progressed) {
   if (!landed_.ok()) return std::exchange(landed_, Status::Ok());
+  if (!step_.on_its_way) AwaitMasks();
   const uint64_t begin = MonotonicNs(), clock = device_->ClockNs();
   TakeInbox(begin);
   const uint64_t preemptions = scheduler_.num_preemptions();

@@ -171,6 +171,7 @@ class Engine {
   void CountAsked();
   static bool IsHeld(const Request& request, const Sequence& sequence);
   void TakeMasks(const StepPlan& plan);
+  void AwaitMasks();
 
   // step_inputs.cc: a step's batch and sampling tasks.
   void Prepare(EngineStep* step) const;
@@ -258,6 +259,7 @@ class Engine {
   SwapCosts swap_costs_;
   uint64_t replay_ns_ = 0;  // duration of the last step's replay, but for the time before the step before had ended
   uint64_t landed_ns_ = 0;  // end of the last step
+  uint64_t decode_ns_ = 0;  // running mean of the replays of decode steps
   ReplayTime replay_time_;
   Status landed_;  // error of a step that Land ended, which the next Step returns
   bool out_of_memory_ = false;  // memory ran out, and some requests are still to be failed
@@ -271,7 +273,7 @@ class Engine {
   uint64_t next_id_ = 1, next_adapter_id_ = 1;
   std::unordered_map<uint64_t, Adapter> adapters_;
   uint32_t num_queued_ = 0;  // requests that have not started
-  std::condition_variable changed_;  // signals a change of Ready's result
+  std::condition_variable changed_;  // signals a change of Ready's result, and a mask
   bool runnable_ = false;  // the next step may find work without calls from other threads
   uint64_t next_deadline_ns_ = 0;  // 0: none
   std::vector<Request*> inbox_, cancel_inbox_, mask_inbox_;

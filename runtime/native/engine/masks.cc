@@ -1,8 +1,10 @@
 // Engine, continued: token masks of guided requests, from asking for one to the step that draws with it.
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <tuple>
 
+#include "core/clock.h"
 #include "engine/engine.h"
 #include "engine/events.h"
 
@@ -80,6 +82,10 @@ Status Engine::SetTokenMasks(uint64_t id, uint32_t output_index, const uint32_t*
   mask.guesses.assign(guesses, guesses + num_guesses);
   mask.words.assign(words, words + (num_guesses + 1) * num_words);
   mask.num_words = static_cast<uint32_t>(num_words);
+  if (mask.state == TokenMask::State::kWanted && mask.asked_ns != 0) {
+    const uint64_t late = MonotonicNs() - mask.asked_ns;
+    mask.late_ns = mask.late_ns == 0 ? late : (7 * mask.late_ns + late) / 8;
+  }
   mask.state = TokenMask::State::kReady;
   changed_.notify_all();
   return Status::Ok();
@@ -107,6 +113,37 @@ bool Engine::IsHeld(const Request& r, const Sequence& s) {
   if (r.beams != nullptr) return r.beams->waits(s);
   if (!r.guided) return false;
   return r.forked ? missing(r.masks[s.output_index]) : std::any_of(r.masks.begin(), r.masks.end(), missing);
+}
+
+// Guided sequences whose masks come at different times would split into groups that take turns, in steps that cost about
+// as much as steps of them all. So a step waits for masks that are about to come. The wait is a share of a decode step,
+// and smaller where it delays sequences that need no mask. Masks that usually come later are not waited for.
+void Engine::AwaitMasks() {
+  constexpr uint64_t kShare = 4, kShareOfOthers = 16;
+  bool ready = false, parked = false, others = scheduler_.num_waiting() > 0;
+  for (const Sequence* s : scheduler_.running()) {
+    ready = ready || !s->held;
+    parked = parked || (s->held && s->guided);
+    others = others || !s->guided;
+  }
+  if (!parked) return;
+  const uint64_t most = decode_ns_ / (others ? kShareOfOthers : kShare), begin = MonotonicNs();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!ready && !others && mask_inbox_.empty() && inbox_.empty()) return;
+  uint64_t until = begin;
+  while (cancel_inbox_.empty()) {
+    const uint64_t now = MonotonicNs();
+    until = now;
+    for (const Sequence* s : scheduler_.running()) {
+      if (!s->held || !s->guided || !IsHeld(*s->request, *s)) continue;
+      const TokenMask& mask = s->request->masks[s->output_index];
+      if (mask.late_ns <= most) until = std::max(until, mask.asked_ns + most);
+    }
+    if (until <= now) break;
+    changed_.wait_until(lock,
+                        std::chrono::steady_clock::time_point(std::chrono::nanoseconds(static_cast<int64_t>(until))));
+  }
+  counters_.mask_wait_ns += MonotonicNs() - begin;
 }
 
 // From here on, masks of tokens in this step cannot be replaced.

@@ -160,6 +160,7 @@ void Engine::Publish(bool stepped, bool progressed) {
     g.tokens += step_.plan.load.tokens;
     g.padded_tokens += model_.graphs[step_.plan.graph].max_tokens - step_.plan.load.tokens;
     g.replay_ns += replay_ns_;
+    if (!step_.plan.prefill) decode_ns_ = decode_ns_ == 0 ? replay_ns_ : (7 * decode_ns_ + replay_ns_) / 8;
     const Phase carried = step_.plan.mixed ? Phase::kMixed : step_.plan.prefill ? Phase::kPrefill : Phase::kDecode;
     const StepLoad& load = step_.plan.load;
     step_shapes_.Count({0, static_cast<uint32_t>(carried), step_.plan.graph, load.seqs, load.tokens, load.samples,
@@ -171,8 +172,10 @@ void Engine::Publish(bool stepped, bool progressed) {
     evictions_.clear();
     for (const EvictionCount& one : scheduler_.evictions()) evictions_.push_back({0, one.priority, one.count});
   }
+  const uint64_t asked_ns = mask_updates_.empty() ? 0 : MonotonicNs();
   for (MaskUpdate& update : mask_updates_) {
     update.mask->state = update.state;
+    update.mask->asked_ns = asked_ns;
     update.mask->offered.swap(update.offered);
   }
   mask_updates_.clear();

@@ -196,6 +196,7 @@ class Scheduler {
   // Releases the blocks of guesses that were wrong.
   void TrimBlocks(Sequence* s);
 
+  const std::vector<Sequence*>& running() const { return running_; }
   uint32_t num_running() const { return static_cast<uint32_t>(running_.size()); }
   uint32_t num_waiting() const { return static_cast<uint32_t>(waiting_.size()); }
   uint32_t num_unstarted() const { return num_unstarted_; }

@@ -15,6 +15,8 @@ struct TokenMask {
   uint32_t num_words = 0;
   std::vector<int32_t> guesses;  // guesses from the host
   std::vector<int32_t> offered;  // guesses that the host may look ahead along
+  // When a wanted mask was asked for, and the running mean of how much later masks came; 0: unknown.
+  uint64_t asked_ns = 0, late_ns = 0;
 };
 
 }  // namespace llmc

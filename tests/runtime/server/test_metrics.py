@@ -174,7 +174,7 @@ def test_engine_counters() -> None:
         output_tokens=90, prefix_query_tokens=150, prefix_hit_tokens=50, step_ns=10_000_000_000,
         schedule_ns=1_000_000_000, prepare_ns=1_000_000_000, replay_ns=5_000_000_000, sample_ns=2_000_000_000,
         decode_step_ns=3_000_000_000, max_request_tokens=48, num_speculative_steps=3, drafted_tokens=9,
-        accepted_tokens=7, judged_tokens=8, num_ahead_steps=5, num_thrown_rows=2,
+        accepted_tokens=7, judged_tokens=8, num_ahead_steps=5, num_thrown_rows=2, mask_wait_ns=3_000_000_000,
         num_draft_blocks=50, num_free_draft_blocks=30, draft_ns=4_000_000_000,
         device={
             "threads": 4, "working_threads": 3, "thread_cuts": 6, "ranks": 2, "working_ranks": 2, "all_reduces": 8,
@@ -192,7 +192,7 @@ def test_engine_counters() -> None:
         "llmc_decode_step_seconds_total": 3, "llmc_max_request_tokens": 48,
         "llmc_threads_working": 3, "llmc_thread_cuts_total": 6, "llmc_speculative_steps_total": 3,
         "llmc_drafted_tokens_total": 9, "llmc_accepted_tokens_total": 7,
-        "llmc_judged_tokens_total": 8,
+        "llmc_judged_tokens_total": 8, "llmc_mask_wait_seconds_total": 3,
         "llmc_ahead_steps_total": 5, "llmc_thrown_rows_total": 2, "llmc_ranks": 2, "llmc_ranks_working": 2,
         "llmc_draft_kv_blocks": 50, "llmc_draft_kv_blocks_used": 20, "llmc_draft_seconds_total": 4,
     }  # fmt: skip

@@ -517,6 +517,7 @@ typedef struct llmc_engine_stats {
   uint64_t num_ahead_steps, num_thrown_rows;
   uint64_t judged_tokens; /* guesses up to the first wrong one: accepted_tokens / judged_tokens are their odds */
   uint64_t num_states, num_free_states, num_kept_states; /* slots of states; 0 for a model without them */
+  uint64_t mask_wait_ns; /* waits of steps for masks that were about to come; no part of step_ns */
 } llmc_engine_stats;
 
 /* A statistic of an engine's device. */
@@ -698,8 +699,9 @@ LLMC_API llmc_status llmc_engine_set_token_masks(llmc_engine *engine, uint64_t i
 LLMC_API llmc_status llmc_engine_get_guesses(llmc_engine *engine, uint64_t id, uint32_t output_index, int32_t *tokens,
                                              uint64_t capacity, uint64_t *count, llmc_error *error);
 /* Runs one iteration: schedule, prepare, replay, sample, postprocess. On a device whose steps overlap, the next step may
- * be on its way when this returns; llmc_engine_wait reports LLMC_READY_WORK then. *progressed (may be NULL) is 0 if there was
- * nothing to do. An error means that the device failed or memory ran out.
+ * be on its way when this returns; llmc_engine_wait reports LLMC_READY_WORK then. The call first waits for masks that are
+ * about to come: up to a quarter of a decode step, or a 16th if other requests wait meanwhile. *progressed (may be NULL)
+ * is 0 if there was nothing to do. An error means that the device failed or memory ran out.
  * - LLMC_ERR_DEVICE_FAILED, or LLMC_ERR_OUT_OF_MEMORY of the device: the requests of this step, and of others that
  *   were on their way, fail with one event each. All other requests go on. If another call, such as
  *   llmc_engine_enable_graph, had to end that step, the next llmc_engine_step returns its error.
