@@ -10,7 +10,6 @@ from llmc.buckets.ladder import DEFAULT_BLOCK_SIZE
 from llmc.buckets.verify_buckets import add_verify_buckets
 from llmc.compiler.adapters import AdapterLimits, adapter_linears
 from llmc.compiler.config import CompileConfig, CompileError
-from llmc.compiler.kv_layers import state_layers
 from llmc.compiler.partition import check_divisible
 from llmc.compiler.recipes import recipe_of, stored_recipe
 from llmc.compiler.resolve_ladder import cut_to_step, resolve_ladder
@@ -70,11 +69,6 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         source.check_adapters()
     if config.speculate and model.pooled is not None:
         raise CompileError("--speculate is for models that write text; leave it out")
-    if config.speculate and state_layers(model):
-        raise CompileError(
-            f"layers of {model.model_type} have a state, which no guess of --speculate can be taken back from: leave "
-            "it out"
-        )
     if config.speculate:
         ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate, limits.block_size)
     if config.leave_states or config.head is not None:
@@ -155,10 +149,6 @@ def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
     """The model with graphs that leave hidden states. Raises CompileError if they cannot."""
     if model.pooled is not None or model.bidirectional:
         raise CompileError("--eagle is for models that write text; leave it out")
-    if state_layers(model):
-        raise CompileError(
-            f"layers of {model.model_type} have a state, which no guess of --eagle can be taken back from: leave it out"
-        )
     if config.tensor_parallel != 1:
         raise CompileError("--eagle and --tensor-parallel do not go together yet: leave out one of them")
     if config.pipeline_parallel != 1:

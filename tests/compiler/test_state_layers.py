@@ -62,8 +62,6 @@ def test_the_records_of_layers(llama: Path, source: ModelSource) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"speculate": 3}, "layers of llama have a state, which no guess of --speculate can be taken back from"),
-        ({"leave_states": True}, "layers of llama have a state, which no guess of --eagle can be taken back from"),
         ({"tensor_parallel": 2}, "llama has layers with a state, which --tensor-parallel does not divide yet"),
     ],
 )

@@ -81,7 +81,6 @@ llmc::Status llmc::MakeEngine(const ModelShape& model, const llmc_engine_options
                        ? "draft is given but speculate_tokens is 0; say how many guesses it makes, or leave it out."
                        : "A simulated engine has no draft; leave it out.");
   }
-  LLMC_RETURN_IF_ERROR(Engine::CheckGuesses(model, o.speculate_tokens));
   PoolCounts counts;
   LLMC_RETURN_IF_ERROR(PoolSizes(model, PoolOptionsOf(o), &counts));
   std::unique_ptr<Device> device, draft;

@@ -29,7 +29,6 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
     return Status::Invalid(
         "The artifact is a head that guesses for another model; run that one, with this as its draft.");
   }
-  LLMC_RETURN_IF_ERROR(CheckGuesses(model, options.speculate_tokens));
   if (device->num_blocks() < 2 || static_cast<uint64_t>(device->num_blocks() - 1) * model.block_size < 2) {
     return Status::Invalid("The KV pool has no block besides the dummy block; raise kv_bytes or num_blocks.");
   }
@@ -42,14 +41,6 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
   if (options.swap_bytes > 0) LLMC_RETURN_IF_ERROR(made->OpenSwapSpace());
   *out = std::move(made);
   return Status::Ok();
-}
-
-Status Engine::CheckGuesses(const ModelShape& model, uint32_t speculate_tokens) {
-  if (!model.recurrent() || speculate_tokens == 0) return Status::Ok();
-  return Status::Invalid(
-      "Layers of this model have a state, which no guess can be taken back from; leave speculation "
-      "out (speculate_tokens " +
-      std::to_string(speculate_tokens) + ").");
 }
 
 namespace {
@@ -347,7 +338,7 @@ void Engine::MarkPreempted(const EngineStep& step) {
 void Engine::MarkChunks(uint64_t done_ns) {
   for (const StepItem& item : step_.plan.items) {
     const Sequence& s = *item.sequence;
-    if (item.start >= s.num_prompt && item.count - item.num_guesses == 1) continue;
+    if (item.start >= s.num_prompt && item.decodes()) continue;
     marks_.Add({0, LLMC_MARK_PREFILL, s.request->id, s.output_index, step_.plan.graph, item.start, item.count,
                 step_.scheduled_ns, done_ns});
   }

@@ -65,8 +65,6 @@ class Engine {
   // draft: device of a draft model; nullptr: guesses are looked up in prompt and output.
   static Status Create(std::unique_ptr<Device> device, const EngineOptions& options, std::unique_ptr<Engine>* out,
                        std::unique_ptr<Device> draft = nullptr);
-  // Whether the model can have guesses, which is known before a device has its weights.
-  static Status CheckGuesses(const ModelShape& model, uint32_t speculate_tokens);
   // Waits for a step in flight.
   ~Engine();
 

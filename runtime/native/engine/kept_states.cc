@@ -1,6 +1,7 @@
 // Scheduler, continued: states of a recurrent model. A running sequence has a slot of its own, which its steps read and
-// write. Steps also leave states behind full blocks, from which later texts go on.
+// write. Steps also leave states behind full blocks, from which later texts go on, and before guesses.
 #include <algorithm>
+#include <utility>
 
 #include "engine/scheduler.h"
 
@@ -29,6 +30,40 @@ void Scheduler::KeepStates(StepItem* item) {
   if (tokens == 0) return;
   item->keep_slot = states().Promise(s.blocks[tokens / block_size_ - 1]);
   item->keep_tokens = item->keep_slot != 0 ? tokens : 0;
+}
+
+// Lets the step leave the states before its guesses in a slot of the sequence, whose other slot then has those behind
+// them. Returns how many guesses there may be: none where no slot is left, or where states are left for other texts, and
+// fewer before such a place.
+uint32_t Scheduler::KeepBeforeGuesses(uint32_t count, StepItem* item) {
+  if (item->keep_slot != 0) return 0;
+  Sequence* s = item->sequence;
+  const uint32_t tokens = s->num_computed + 1;
+  if (blocks_->prefix_cache()) count = std::min(count, keep_every_ - 1 - tokens % keep_every_);
+  if (count == 0) return 0;
+  s->spare_slot = states().Take();
+  if (s->spare_slot == 0) return 0;
+  item->keep_tokens = tokens;
+  item->keep_slot = s->spare_slot;
+  return count;
+}
+
+// If all guesses were right, the slot has the states behind the last one. If not, those before the guesses are the last
+// good ones.
+void Scheduler::SettleStates(const StepItem& item) {
+  Sequence* s = item.sequence;
+  if (s->spare_slot == 0) return;
+  const uint32_t right = s->num_computed - (item.start + item.count - item.num_guesses);
+  if (right < item.num_guesses) {
+    std::swap(s->state_slot, s->spare_slot);
+    s->num_again = right;
+  }
+  ReleaseSpare(s);
+  RegisterBlocks(s);
+}
+
+void Scheduler::ReleaseSpare(Sequence* s) {
+  if (s->spare_slot != 0) states().GiveBack(std::exchange(s->spare_slot, 0));
 }
 
 // Where another text has branched off before; at the end of a prompt, whose last token the same prompt computes again;

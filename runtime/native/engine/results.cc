@@ -110,6 +110,7 @@ void Engine::Postprocess() {
     if (item.num_guesses == 0) continue;
     speculative = true;
     counters_.drafted_tokens += item.num_guesses;
+    scheduler_.SettleStates(item);
     scheduler_.TrimBlocks(item.sequence);
   }
   counters_.num_speculative_steps += speculative;

@@ -53,7 +53,7 @@ void Scheduler::CountMiss(const BucketMiss& miss) {
 
 void Scheduler::AddToLoad(StepLoad* load, const Sequence& s, uint32_t count) const {
   load->seqs += 1;
-  load->tokens += count;
+  load->tokens += s.num_again + count;
   load->samples += NumScores(s, count) + (count == s.num_remaining());
   const uint32_t blocks = BlocksFor(s.num_computed + count);
   load->blocks = std::max(load->blocks, blocks);
@@ -105,7 +105,8 @@ void Scheduler::ReleaseBlocks(Sequence* s) {
   s->blocks.clear();
   if (s->state_slot != 0) states().GiveBack(s->state_slot);
   s->state_slot = 0;
-  s->num_computed = s->num_registered = 0;
+  ReleaseSpare(s);
+  s->num_computed = s->num_registered = s->num_again = 0;
   s->parent_id = s->root_id;
 }
 
@@ -161,6 +162,7 @@ void Scheduler::Clear() noexcept {
 // Saves blocks to swap space where that is cheaper than recomputing its tokens. Both give the same bits.
 void Scheduler::Preempt(Sequence* s) {
   preempted_->push_back(s);
+  GoBack(s);
   const uint32_t used = BlocksFor(s->num_computed);
   // Saves come before copies: states that are to be copied first are not there yet.
   const bool stands = std::none_of(state_copies_.begin(), state_copies_.end(),
@@ -323,7 +325,14 @@ void Scheduler::TakeSeats() {
     std::sort(ready_.begin(), ready_.end(), Before());
   }
   // If the model writes no text, the last token of a prompt is like any other.
-  for (Sequence* s : ready_) (s->num_remaining() == 1 && !gives_vectors_ ? decodes_ : prefills_).push_back(s);
+  const auto decodes = [this](const Sequence* s) { return s->num_remaining() == 1 && !gives_vectors_; };
+  for (Sequence* s : ready_) (decodes(s) ? decodes_ : prefills_).push_back(s);
+  if (!recurrent_ || ladder_.Choose(LoadOf(decodes_), kDecodePhases) != kNoGraph) return;
+  // Tokens that are computed again have no room beside the decodes: they are chunks of text.
+  for (Sequence* s : decodes_) GoBack(s);
+  decodes_.clear();
+  prefills_.clear();
+  for (Sequence* s : ready_) (decodes(s) ? decodes_ : prefills_).push_back(s);
 }
 
 void Scheduler::ChooseGraph(PhaseSet phases, StepPlan* plan) const {
@@ -336,7 +345,10 @@ void Scheduler::ChooseGraph(PhaseSet phases, StepPlan* plan) const {
 }
 
 void Scheduler::AddItem(Sequence* s, uint32_t count, StepPlan* plan) {
-  plan->items.push_back({s, s->num_computed, count, count == s->num_remaining(), s->num_scored, NumScores(*s, count)});
+  const uint32_t again = s->num_again;
+  plan->items.push_back(
+      {s, s->num_computed - again, again + count, count == s->num_remaining(), s->num_scored, NumScores(*s, count)});
+  plan->items.back().num_again = again;
   KeepStates(&plan->items.back());
   AddToLoad(&plan->load, *s, count);
   s->last_step = step_;
@@ -561,13 +573,15 @@ uint32_t Scheduler::Commit(const StepPlan& plan) {
     }
     s->num_computed = item.start + item.count - item.num_guesses;
     s->num_scored += item.num_scores;
-    RegisterBlocks(s, item.keep_tokens);
+    s->num_again = 0;
+    RegisterBlocks(s, s->spare_slot != 0 ? 0 : item.keep_tokens);
   }
   return num_ended;
 }
 
 void Scheduler::RegisterBlocks(Sequence* s, uint32_t keep_tokens) {
-  for (; (s->num_registered + 1) * block_size_ <= s->num_computed; ++s->num_registered) {
+  const uint32_t known = s->num_computed - s->num_again;
+  for (; (s->num_registered + 1) * block_size_ <= known; ++s->num_registered) {
     uint32_t& block = s->blocks[s->num_registered];
     const int32_t* tokens = &s->tokens[static_cast<size_t>(s->num_registered) * block_size_];
     const uint64_t parent = s->parent_id;
@@ -614,6 +628,8 @@ Status Scheduler::CheckIntegrity() const {
     if (s->scoring() && s->num_computed > s->num_scored) return broken(s, "has passed prompt tokens without a score");
     if (s->blocks.size() < BlocksFor(s->num_computed)) return broken(s, "has too few blocks");
     if (s->blocks.size() > BlocksFor(static_cast<uint32_t>(s->tokens.size()))) return broken(s, "has too many blocks");
+    if (s->num_again > s->num_computed) return broken(s, "computes more tokens again than it has computed");
+    if (s->spare_slot != 0) return broken(s, "has a second slot of states between steps");
     if ((s->state_slot != 0) != recurrent_) return broken(s, "runs without a slot of states, or needs none");
     if (recurrent_) slots.push_back(s->state_slot);
     for (uint32_t b : s->blocks) {

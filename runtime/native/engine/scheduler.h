@@ -54,10 +54,13 @@ struct Sequence {
   // While it waits: places of its leading blocks in the swap space, and the number of tokens in them.
   std::vector<uint32_t> saved;
   uint32_t num_saved = 0;
-  // Of a recurrent model: the slot of its states, which are those behind its last token in a launched step; 0: it does
-  // not run. While it waits with saved blocks, their place in the swap space.
+  // Of a recurrent model: the slot of its states, which are those behind its last token in a launched step, but for
+  // num_again tokens; 0: it does not run. While it waits with saved blocks, their place in the swap space.
   uint32_t state_slot = 0;
   std::vector<uint32_t> saved_state;
+  // Computed tokens that its states lack, since they were guesses: the next step computes them again.
+  uint32_t num_again = 0;
+  uint32_t spare_slot = 0;  // in a step with guesses, for the states before them; else 0
   // Leading blocks that were cached at the last admission, with a state or not: there, texts branch off.
   uint32_t branch = 0;
 
@@ -75,6 +78,10 @@ struct StepItem {
   uint32_t first_score, num_scores;  // tokens to score: their logits are wanted, too
   uint32_t num_guesses = 0;  // trailing tokens that are guesses: logits of each, and of the token before, are wanted
   uint32_t keep_tokens = 0, keep_slot = 0;  // behind so many tokens, the states also go to a slot; 0: they do not
+  uint32_t num_again = 0;  // leading tokens that are computed again, for the states behind them
+
+  // Whether it computes one new token, guesses aside.
+  bool decodes() const { return count == num_again + 1 + num_guesses; }
 };
 
 // What a sequence does in the step behind the one in flight.
@@ -181,6 +188,7 @@ class Scheduler {
   // The plan's replay succeeded: its tokens are in the KV cache. Returns how many of its sequences ended meanwhile.
   uint32_t Commit(const StepPlan& plan);
 
+  bool recurrent() const { return recurrent_; }
   // Guesses behind the decodes of a step: speculation/guess_rows.cc.
   // Rows that some graph has for guesses, beside the rows of the plan.
   uint32_t GuessRoom(const StepPlan& plan) const;
@@ -193,6 +201,8 @@ class Scheduler {
   static void DropGuesses(StepPlan* plan) noexcept;
   // The first guess behind the computed tokens was right: its token belongs to the sequence.
   void KeepGuess(Sequence* s);
+  // Right guesses have been kept: finds the states behind the sequence's tokens.
+  void SettleStates(const StepItem& item);
   // Releases the blocks of guesses that were wrong.
   void TrimBlocks(Sequence* s);
 
@@ -253,7 +263,9 @@ class Scheduler {
     return options_.max_tokens_per_step == 0 ? ladder_.largest_step() : options_.max_tokens_per_step;
   }
   bool HoldsDecode(const StepLoad& load, const Sequence& s, PhaseSet phases) const {
-    return ladder_.Room(load, s.num_computed, 1, 1, phases) > 0;
+    StepLoad with_again = load;
+    with_again.tokens += s.num_again;
+    return ladder_.Room(with_again, s.num_computed, 1, 1, phases) > 0;
   }
   static uint32_t NumScores(const Sequence& s, uint32_t count);
   static PhaseSet GuessPhases(const StepPlan& plan) { return plan.mixed ? kPrefillPhases : kDecodePhases; }
@@ -306,6 +318,10 @@ class Scheduler {
   void FindStates(Sequence* s, StepPlan* plan);
   void KeepStates(StepItem* item);
   uint32_t TokensToKeep(const Sequence& s, uint32_t start, uint32_t end) const;
+  uint32_t KeepBeforeGuesses(uint32_t count, StepItem* item);
+  void ReleaseSpare(Sequence* s);
+  // The states of the sequence, not its keys and values, say how many tokens it has computed.
+  static void GoBack(Sequence* s) { s->num_computed -= std::exchange(s->num_again, 0); }
   // eviction.cc: priorities.
   void MakeWay();
   bool ChooseVictims(const Sequence& s, const StepLoad& claimed, const StepLoad& coming);

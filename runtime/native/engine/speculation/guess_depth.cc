@@ -25,22 +25,31 @@ void GuessDepth::SortGains(std::vector<GuessChoice>* choices) {
   std::stable_sort(gains_.begin(), gains_.end(), [](const Gain& a, const Gain& b) { return a.odds > b.odds; });
 }
 
-void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices) {
+void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, const Again& again,
+                        std::vector<GuessChoice>* choices) {
   const uint32_t seqs = static_cast<uint32_t>(choices->size());
   SortGains(choices);
   if (gains_.empty() || !costs_.Known(seqs, contexts)) return;
-  const uint32_t most = std::min({room, static_cast<uint32_t>(gains_.size()), costs_.MostExtra(seqs)});
-  double tokens = seqs, best_rate = seqs;
+  const uint32_t tried = costs_.MostExtra(seqs);
+  const uint32_t most = std::min({room, static_cast<uint32_t>(gains_.size()), tried - std::min(tried, again.rows)});
+  const double without = costs_.Extra(seqs, again.rows);
+  double tokens = seqs, best_rate = seqs / (1 + without), later = 0;
   uint32_t best = 0, levels = 0;
   const double draft_share = drafted ? DraftShare(seqs) : 0;
   for (uint32_t count = 1; count <= most; ++count) {
-    tokens += gains_[count - 1].odds;
-    levels = std::max(levels, gains_[count - 1].level);
-    const double extra = costs_.Extra(seqs, count) + draft_share * levels;
+    const Gain& gain = gains_[count - 1];
+    tokens += gain.odds;
+    levels = std::max(levels, gain.level);
+    const double extra = costs_.Extra(seqs, again.rows + count) + draft_share * levels;
     // The step costs this much even if all guesses are wrong.
-    if (extra > credit_ + kMostLoss) break;
-    if (tokens / (1 + extra) > best_rate) {
-      best_rate = tokens / (1 + extra);
+    if (extra - without > credit_ + kMostLoss) break;
+    // Of a sequence with `level` guesses, the mean number of right ones where not all are right.
+    if (again.right)
+      later += gain.odds + (gain.level - 1) * gain.odds / (*choices)[gain.choice].odds - gain.level * gain.odds;
+    const double rows = again.rows + count + later;
+    const double all = rows > 0 ? extra * rows / (again.rows + count) : 0;
+    if (tokens / (1 + all) > best_rate) {
+      best_rate = tokens / (1 + all);
       best = count;
     }
   }
@@ -90,26 +99,26 @@ void GuessDepth::Drafted(uint32_t levels, uint64_t ns) {
   Mix(static_cast<double>(ns) / levels, &draft_ns_);
 }
 
-void GuessDepth::Took(uint32_t seqs, uint64_t contexts, uint32_t guesses, uint64_t tokens, uint64_t ns) {
-  costs_.Take(seqs, contexts, guesses, ns);
-  if (guesses == 0) {
+void GuessDepth::Took(uint32_t seqs, uint64_t contexts, uint32_t extra, uint64_t tokens, uint64_t ns) {
+  costs_.Take(seqs, contexts, extra, ns);
+  if (extra == 0) {
     credit_ += kMostLoss;
   } else {
     // Plain steps that would have given these tokens, minus those that would have taken the expected time of this step.
     // Its measured time would say more of the machine than of the step.
-    credit_ += (1 + kMostLoss) * tokens / seqs - (1 + costs_.Extra(seqs, guesses)) - DraftShare(seqs) * levels_;
+    credit_ += (1 + kMostLoss) * tokens / seqs - (1 + costs_.Extra(seqs, extra)) - DraftShare(seqs) * levels_;
   }
   levels_ = 0;
   credit_ = std::min(credit_, kMostCredit);
 }
 
-void GuessDepth::TookMixed(uint32_t seqs, uint32_t guesses, uint32_t right, uint32_t rows, uint64_t ns) {
+void GuessDepth::TookMixed(uint32_t seqs, uint32_t extra, uint32_t right, uint32_t rows, uint64_t ns) {
   Mix(static_cast<double>(ns) / rows, &row_ns_);
   const uint32_t levels = std::exchange(levels_, 0);
   const double plain = seqs == 0 ? 0 : costs_.Plain(seqs);
   if (plain <= 0) return;
   credit_ += kMostLoss;
-  if (guesses > 0) credit_ += static_cast<double>(right) / seqs - guesses * row_ns_ / plain - DraftShare(seqs) * levels;
+  if (extra > 0) credit_ += static_cast<double>(right) / seqs - extra * row_ns_ / plain - DraftShare(seqs) * levels;
   credit_ = std::min(credit_, kMostCredit);
 }
 

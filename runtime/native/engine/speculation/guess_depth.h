@@ -20,9 +20,16 @@ class GuessDepth {
   // Bound of the net loss, as a share of the time of plain steps; kFirstCredit steps come on top.
   static constexpr double kMostLoss = 0.02;
 
+  // Tokens that are computed twice. rows: in this step, as they were guesses before. right: so will those of this step
+  // that are right, unless all of their sequence are.
+  struct Again {
+    uint32_t rows = 0;
+    bool right = false;
+  };
+
   // Fills in each depth for a decode step of these sequences. contexts: as in StepCosts. room: rows that a graph has
-  // beside one per sequence. drafted: a draft makes the guesses, one level at a time for all sequences.
-  void Choose(uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices);
+  // beside those of the step. drafted: a draft makes the guesses, one level at a time for all sequences.
+  void Choose(uint64_t contexts, uint32_t room, bool drafted, const Again& again, std::vector<GuessChoice>* choices);
   // The same for the decodes of a mixed step. There a row costs at most the mean time per row of mixed steps, and a
   // token gained saves its part of a plain step.
   void ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices);
@@ -36,10 +43,11 @@ class GuessDepth {
   }
   // A draft made `levels` guesses of each sequence, one behind the other, for the step that Took reports next.
   void Drafted(uint32_t levels, uint64_t ns);
-  // A decode step with `guesses` guesses took `ns`, without the time of making them, and gave `tokens` tokens.
-  void Took(uint32_t seqs, uint64_t contexts, uint32_t guesses, uint64_t tokens, uint64_t ns);
-  // A mixed step of `rows` rows, guesses included, took `ns`; `right` of its guesses were right.
-  void TookMixed(uint32_t seqs, uint32_t guesses, uint32_t right, uint32_t rows, uint64_t ns);
+  // A decode step with `extra` rows beyond one per sequence took `ns`, without the time of making guesses, and gave
+  // `tokens` tokens.
+  void Took(uint32_t seqs, uint64_t contexts, uint32_t extra, uint64_t tokens, uint64_t ns);
+  // A mixed step of `rows` rows took `ns`. `extra` of them were guesses, of which `right` were right, or computed again.
+  void TookMixed(uint32_t seqs, uint32_t extra, uint32_t right, uint32_t rows, uint64_t ns);
 
   // Further loss allowed, in plain steps.
   double credit() const { return credit_; }

@@ -22,7 +22,11 @@ uint32_t Scheduler::AddGuesses(const int32_t* guesses, uint32_t count, StepItem*
     }
     s->blocks.push_back(block);
   }
-  if (count == 0) return 0;
+  if (recurrent_ && count > 0) count = KeepBeforeGuesses(count, item);
+  if (count == 0) {
+    TrimBlocks(s);
+    return 0;
+  }
   plan->guessing = true;
   item->num_guesses = count;
   item->count += count;
@@ -47,9 +51,13 @@ bool Scheduler::ChooseForGuesses(StepPlan* plan) {
   plan->load = {};
   for (StepItem& item : plan->items) {
     item.count -= item.num_guesses;
-    if (item.num_guesses > 0) TrimBlocks(item.sequence);
+    if (item.num_guesses > 0) {
+      TrimBlocks(item.sequence);
+      if (item.sequence->spare_slot != 0) item.keep_tokens = item.keep_slot = 0;
+      ReleaseSpare(item.sequence);
+    }
     item.num_guesses = 0;
-    AddToLoad(&plan->load, *item.sequence, item.count);
+    AddToLoad(&plan->load, *item.sequence, item.count - item.num_again);
   }
   return false;
 }
@@ -64,7 +72,7 @@ void Scheduler::DropGuesses(StepPlan* plan) noexcept {
 
 void Scheduler::KeepGuess(Sequence* s) {
   ++s->num_computed;
-  RegisterBlocks(s);
+  if (!recurrent_) RegisterBlocks(s);
 }
 
 void Scheduler::TrimBlocks(Sequence* s) {

@@ -35,7 +35,7 @@ Speculator::Proposal Speculator::Propose(const StepItem& item, uint64_t reach) {
   proposal.sequence = s;
   proposal.size = static_cast<uint32_t>(s->tokens.size());
   proposal.first = static_cast<uint32_t>(guesses_.size());
-  proposal.decode = item.count == 1 && item.sample && MayGuess(*s);
+  proposal.decode = item.decodes() && item.sample && MayGuess(*s);
   if (!proposal.decode) return proposal;
   if (s->lookahead == nullptr) s->lookahead = std::make_unique<Lookahead>();
   if (s->request->guided) return AskHost(proposal, reach);
@@ -169,13 +169,14 @@ Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
   guesses_.clear();
   choices_.clear();
   contexts_ = 0;
-  num_decodes_ = 0;
+  num_decodes_ = num_again_ = 0;
   mixed_ = plan->mixed;
   const uint64_t reach = scheduler->GuessReach(*plan);
   for (const StepItem& item : plan->items) {
     const Proposal& proposal = proposals_.emplace_back(Propose(item, reach));
     num_decodes_ += proposal.decode || !mixed_;
-    if (proposal.decode || !mixed_) contexts_ += item.start + 1;
+    if (proposal.decode || !mixed_) contexts_ += item.start + item.count;
+    num_again_ += item.num_again;
     const double odds =
         proposal.most == 0 ? 0 : acceptance_.Odds(proposal.sequence->lookahead->evidence, proposal.match_length);
     choices_.push_back({odds, proposal.most, 0});
@@ -186,7 +187,7 @@ Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
   } else if (mixed_) {
     depth_.ChooseMixed(num_decodes_, contexts_, room, draft_ != nullptr, &choices_);
   } else {
-    depth_.Choose(contexts_, room, draft_ != nullptr, &choices_);
+    depth_.Choose(contexts_, room, draft_ != nullptr, {num_again_, scheduler->recurrent()}, &choices_);
   }
   if (draft_ != nullptr) {
     const uint64_t begin = MonotonicNs();
@@ -251,9 +252,9 @@ void Speculator::Learn(uint64_t tokens, uint64_t ns) {
   }
   const uint64_t own_ns = ns - std::min(ns, draft_ns_);
   if (mixed_) {
-    depth_.TookMixed(num_decodes_, taken, right, num_rows_, own_ns);
+    depth_.TookMixed(num_decodes_, taken + num_again_, right, num_rows_, own_ns);
   } else {
-    depth_.Took(num_decodes_, contexts_, taken, tokens, own_ns);
+    depth_.Took(num_decodes_, contexts_, taken + num_again_, tokens, own_ns);
   }
   proposals_.clear();
 }

@@ -75,6 +75,7 @@ class Speculator {
   std::vector<DraftModel::Task> tasks_;
   uint64_t contexts_ = 0, draft_ns_ = 0, total_draft_ns_ = 0, num_judged_ = 0;
   uint32_t num_decodes_ = 0, num_rows_ = 0;  // num_rows_: rows of the step, guesses included
+  uint32_t num_again_ = 0;  // rows of the step that compute former guesses once more
   bool mixed_ = false;
 };
 

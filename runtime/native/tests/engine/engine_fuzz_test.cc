@@ -18,7 +18,7 @@ uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses
          total_failed = 0;
 // Of recurrent models.
 uint64_t states_read = 0, states_kept = 0, states_copied = 0, states_saved = 0, states_loaded = 0, states_cached = 0,
-         states_ahead = 0, states_thrown = 0, states_disjoint = 0, states_failed = 0;
+         states_ahead = 0, states_thrown = 0, states_disjoint = 0, states_failed = 0, states_guessed = 0;
 
 void Property(uint32_t seed, bool recurrent) {
   std::mt19937 rng(seed);
@@ -50,7 +50,6 @@ void Property(uint32_t seed, bool recurrent) {
   if (pick(0, 3) == 0) options.miss_policy = MissPolicy::kSplit;
   if (pick(0, 1)) options.priority_patience = pick(1, 20);
   options.speculate_tokens = pick(0, 1) ? 0 : pick(1, 9);
-  if (recurrent) options.speculate_tokens = 0;
   options.speculate_always = pick(0, 3) != 0;
   options.swap_always = pick(0, 1) != 0;
   if (pick(0, 1) != 0) options.swap_bytes = (shape.kv_block_bytes + shape.state_bytes) * pick(1, 2 * blocks);
@@ -240,6 +239,7 @@ void Property(uint32_t seed, bool recurrent) {
     states_thrown += s.num_thrown_rows;
     states_disjoint += device->most_queued > 1;
     states_failed += failed_steps;
+    states_guessed += s.accepted_tokens;
   }
   uint64_t misses = 0;
   for (const llmc_bucket_miss& miss : engine->BucketMisses()) misses += miss.count;
@@ -266,7 +266,7 @@ int main() {
         total_ahead,        total_thrown,  total_chained,   total_lost,          total_disjoint,
         total_failed_steps, total_failed,  states_read,     states_kept,         states_copied,
         states_saved,       states_loaded, states_cached,   states_ahead,        states_thrown,
-        states_disjoint,    states_failed}) {
+        states_disjoint,    states_failed, states_guessed}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

@@ -217,7 +217,6 @@ class NullDevice : public llmc::Device {
         fold = Fold(fold, pool_[slot]);
         folds[t] = fold;
         if (shape_.recurrent() && p + 1 == keep_tokens) {
-          if (keep_tokens % bs != 0) return Bad("a state kept within a block");
           states_[static_cast<uint32_t>(keep_slot)] = {static_cast<uint64_t>(keep_tokens), fold};
           ++states_kept;
         }

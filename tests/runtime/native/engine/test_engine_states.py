@@ -20,6 +20,7 @@ from support.compiled import compile_tiny
 from support.engine_driver import MIXED_LADDER, assert_greedy, bits, drive, greedy, random_ids
 from support.families import CASES
 from support.marks import rare
+from support.repeating import repeating_requests, run_twice
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
@@ -107,6 +108,20 @@ def test_another_engine_takes_them_over(artifact: Artifact) -> None:
         assert found[0].num_cached == 80
         assert second.stats.num_states > second.stats.num_kept_states > 0
         assert [bits(one) for one in found] == [bits(one) for one in wanted]
+
+
+@pytest.mark.parametrize("options", [{"num_blocks": 60}, {"num_blocks": 9, "num_states": 4}])
+def test_guesses_change_no_bit(artifact: Artifact, options: dict[str, int]) -> None:
+    requests = repeating_requests()
+    plain, without = run_twice(artifact, requests, **options)
+    guessing = {"speculate_tokens": 4, "speculate_always": 1, **options}
+    found, stats = run_twice(artifact, requests, **guessing)
+    assert found == plain
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    assert stats.num_steps < without.num_steps
+    assert (stats.num_preemptions > 0) == (options["num_blocks"] == 9)
+    # How many guesses go along when that is measured depends on the machine: what comes out does not.
+    assert run_twice(artifact, requests, **{**guessing, "speculate_always": 0})[0] == plain
 
 
 def test_beams_take_their_states_along(artifact: Artifact) -> None:

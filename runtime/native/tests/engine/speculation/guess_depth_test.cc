@@ -29,7 +29,7 @@ Served Serve(GuessDepth* depth, uint32_t seqs, double odds, double told, uint32_
   std::vector<GuessChoice> choices(seqs);
   for (uint32_t step = 0; step < steps; ++step) {
     for (GuessChoice& choice : choices) choice = {told, 8, 7};
-    depth->Choose(100 * seqs, room, false, &choices);
+    depth->Choose(100 * seqs, room, false, {}, &choices);
     uint32_t guesses = 0, tokens = seqs;
     for (const GuessChoice& choice : choices) {
       CHECK(choice.depth <= choice.most);
@@ -122,7 +122,7 @@ void Drafts() {
     std::uniform_real_distribution<double> uniform(0, 1);
     for (int step = 0; step < 400; ++step) {
       choices[0] = {0.8, 6, 0};
-      depth.Choose(100, 64, true, &choices);
+      depth.Choose(100, 64, true, {}, &choices);
       const uint32_t made = choices[0].depth;
       uint32_t gave = 1;
       for (uint32_t i = 0; i < made && uniform(rng) < 0.8; ++i) ++gave;

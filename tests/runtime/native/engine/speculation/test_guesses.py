@@ -9,69 +9,42 @@ from typing import Any
 
 import pytest
 
-from llmc.cli.main import main
 from llmc.manifest import write_manifest
-from llmc.runtime.binding import Artifact, Engine, EngineStats, LlmcError, SamplingParams
+from llmc.runtime.binding import Artifact, Engine, LlmcError
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams as LLMParams
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.speculation import Speculation, parse_speculation
 
 from support.compiled import compile_tiny
-from support.engine_driver import Request, bits, drive, random_ids
+from support.engine_driver import random_ids
 from support.families import CASES
+from support.repeating import repeating_requests, run_twice
 from support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.native
 
 
-def repeating_requests() -> list[Request]:
-    """Texts of few tokens, so that guesses are right now and then, drawn in every way; prompts share a prefix."""
-    shared = random_ids(60, 33)
-    requests = []
-    for i in range(10):
-        liked = {int(token): 9.0 + i for token in random_ids(80 + i, 1 + i % 3)}
-        common: dict[str, Any] = {"max_tokens": 20 + i, "ignore_eos": i % 2 == 0, "num_logprobs": i % 4}
-        common |= {"logit_bias": liked, "stop_token_ids": (random_ids(7, 1)[0],), "min_tokens": i % 5}
-        if i % 3 == 0:
-            params = SamplingParams(temperature=0.0, **common)
-        elif i % 3 == 1:
-            params = SamplingParams(temperature=0.9, seed=i, n=1 + i % 3, top_p=0.95, **common)
-        else:
-            params = SamplingParams(
-                temperature=1.1, seed=i, top_k=40, repetition_penalty=1.1, frequency_penalty=0.2, **common
-            )
-        requests.append((shared[: 20 + i] + random_ids(90 + i, 4) * 3, params))
-    return requests
-
-
-def run(artifact: Artifact, requests: list[Request], **options: Any) -> tuple[list[list[tuple[Any, ...]]], EngineStats]:
-    with Engine(artifact, **{"num_threads": 1, **options}) as engine:
-        for _ in range(2):  # the second time with what the prefix cache has kept
-            found = [[bits(o) for o in outputs] for outputs in drive(engine, requests)]
-        return found, engine.stats
-
-
 @pytest.mark.parametrize("options", [{"num_blocks": 100}, {"num_blocks": 9}, {"num_blocks": 60, "max_num_seqs": 3}])
 def test_guesses_change_no_bit(options: dict[str, Any], llama: tuple[Path, Artifact]) -> None:
     requests = repeating_requests()
-    plain, without = run(llama[1], requests, **options)
-    found, stats = run(llama[1], requests, speculate_tokens=5, speculate_always=1, **options)
+    plain, without = run_twice(llama[1], requests, **options)
+    found, stats = run_twice(llama[1], requests, speculate_tokens=5, speculate_always=1, **options)
     assert found == plain
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
     assert 0 < stats.num_speculative_steps <= stats.num_steps < without.num_steps
     assert without.drafted_tokens == without.num_speculative_steps == 0
     assert (stats.num_preemptions > 0) == (options["num_blocks"] == 9)
     # How many guesses go along when that is measured depends on the machine: what comes out does not.
-    assert run(llama[1], requests, speculate_tokens=5, **options)[0] == plain
+    assert run_twice(llama[1], requests, speculate_tokens=5, **options)[0] == plain
 
 
 def test_a_draft_changes_no_bit(llama: tuple[Path, Artifact]) -> None:
     """One that is the model itself is always right: it draws with the same random numbers, and has the same bits."""
     requests = repeating_requests()
     options: dict[str, Any] = {"num_blocks": 100, "max_num_seqs": 5}
-    plain, without = run(llama[1], requests, **options)
-    found, stats = run(
+    plain, without = run_twice(llama[1], requests, **options)
+    found, stats = run_twice(
         llama[1], requests, speculate_tokens=3, speculate_always=1, draft=llama[1], num_threads=2, **options
     )
     assert found == plain
@@ -79,24 +52,12 @@ def test_a_draft_changes_no_bit(llama: tuple[Path, Artifact]) -> None:
     assert stats.num_decode_steps < without.num_decode_steps
 
 
-def test_no_guess_is_taken_back_from_a_state(
-    llama: tuple[Path, Artifact], tmp_path: Path, kernel_cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "states"
+def test_a_draft_has_no_states(llama: tuple[Path, Artifact], tmp_path: Path, kernel_cache: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "lfm2", **CASES["lfm2"][1])
-    with compile_tiny(model, path, kernel_cache, buckets="prefill=1x16,decode=1x32", dtype="f32") as states:
-        with pytest.raises(LlmcError, match=r"^Layers of this model have a state, .* \(speculate_tokens 5\)"):
-            Engine(states, num_threads=1, speculate_tokens=5)
-        with pytest.raises(
-            LlmcError, match=r"^Layers of the draft have a state, which no guess can be taken back from"
-        ):
-            Engine(llama[1], num_threads=1, speculate_tokens=5, draft=states)
-    (tmp_path / "prompts.jsonl").write_text('{"prompt_token_ids": [3, 4]}\n')
-    for command in (["run", "--prompts", str(tmp_path / "prompts.jsonl")], ["serve", "--port", "0"]):
-        assert main([*command, str(path), "--speculate", "ngram:3"]) == 1
-        said = capsys.readouterr().err
-        assert "Layers of this model have a state" in said
-        assert "Traceback" not in said
+    built = compile_tiny(model, tmp_path / "states", kernel_cache, buckets="prefill=1x16,decode=1x32", dtype="f32")
+    refusal = r"^Layers of the draft have a state, which no guess can be taken back from"
+    with built as states, pytest.raises(LlmcError, match=refusal):
+        Engine(llama[1], num_threads=1, speculate_tokens=5, draft=states)
 
 
 def test_a_draft_is_warm_before_requests_and_in_the_budget(llama: tuple[Path, Artifact]) -> None:
