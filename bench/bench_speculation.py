@@ -7,10 +7,10 @@
     python -m bench.bench_speculation run OUT/model.llmc --texts DIR --tokenizer DIR \\
         --draft OUT/draft.llmc OUT/draft-w4a16.llmc --machine "one thread of …" --json bench/results/NAME.json
 
-`make` writes models of Qwen2.5-0.5B's shape, and a draft with a quarter of its layers' weights. They output a script
-hidden in their prompt (bench/script_model.py), so that a random model answers as a trained one might. A draft is wrong
-about the share --wrong of all tokens, whatever its format. DIR of --texts has folders humaneval, wikitext-2-raw and
-gsm8k (bench/repeating_texts.py).
+`make` writes models of Qwen2.5-0.5B's and LFM2-1.2B's shapes, and a draft with a quarter of the first one's layers'
+weights. They output a script hidden in their prompt (bench/script_model.py), so that a random model answers as a
+trained one might. A draft is wrong about the share --wrong of all tokens, whatever its format. DIR of --texts has
+folders humaneval, wikitext-2-raw and gsm8k (bench/repeating_texts.py).
 
 One engine decodes without guesses, one with guesses from the prompt, and one with those of each draft. They take turns,
 text by text. The best turn of each counts, except the first, in which costs are learnt. Steps with prefill do not
@@ -124,6 +124,7 @@ def main() -> int:
     if given.command == "make":
         write("qwen2.5-0.5b", given.output / "model", given.reach)
         write("quarter", given.output / "draft", given.reach, draft=True)
+        write("lfm2-1.2b", given.output / "states", given.reach)
         return 0
     found = [one for sequences in given.sequences for one in measure(given, sequences)]
     if given.json is not None:
