@@ -23,15 +23,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from llmc.regular_file import JsonError, parse_json, read_regular
+from llmc.replaced_file import write_replaced
 from llmc.shown import shown
 
 from .bucket import MAX_DIM, TOTAL, Bucket, BucketError
@@ -201,17 +200,10 @@ _FIELDS = frozenset(field.name for field in fields(CostTable))
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file atomically: readers and crashes see the old or the new one. Raises CostTableError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_replaced(path, text)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise CostTableError(f"cannot write cost table {path}: {error.strerror or error}") from error
 
 

@@ -8,13 +8,13 @@ with AXIS a text, number or list; or a list of [batch, seq] pairs, with [batch, 
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from llmc.graphs_format import PHASES
 from llmc.regular_file import parse_json, read_text
+from llmc.replaced_file import write_replaced
 
 from .bucket import TOTAL, Bucket, BucketError, BucketLadder
 from .gaudi import parse_gaudi
@@ -79,12 +79,9 @@ def write_file(path: Path, ladder: BucketLadder, comment: str = "") -> None:
     """Writes a .toml or .json bucket file atomically. Raises BucketError for another suffix or a failed write."""
     if path.suffix not in (".toml", ".json"):
         raise BucketError(f"bucket file {path} cannot be written: give a name that ends in .toml or .json")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(format_file(ladder, path.suffix, comment), encoding="utf-8")
-        temporary.replace(path)
+        write_replaced(path, format_file(ladder, path.suffix, comment))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise BucketError(f"cannot write bucket file {path}: {error.strerror or error}") from error
 
 

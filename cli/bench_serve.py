@@ -175,7 +175,10 @@ def make_plan(options: ServeOptions, source: Source, facts: ServerFacts) -> Plan
                 raise BenchError("--strict-in-out-len needs --endpoint completions: chat prompts are text")
             notes.append("prompt lengths are words, not tokens: the chat endpoint takes no token ids")
     if source is None or isinstance(source, list):
-        arrival_s = arrivals(count, options.rate, options.burstiness, options.seed)
+        try:
+            arrival_s = arrivals(count, options.rate, options.burstiness, options.seed)
+        except ValueError as error:
+            raise BenchError(str(error)) from error
     elif math.isinf(options.rate):
         arrival_s = source.arrival_s[:count] * options.time_scale
     else:

@@ -95,19 +95,19 @@ def _main(argv: list[str] | None) -> int:
         if not hasattr(llmc, "artifact_path"):
             return _fail(clash, EXIT_FAILURE)
         print(f"llmc: warning: {clash}", file=sys.stderr)
-    if args == ["--version"]:
-        # The root group would first ask for a command.
-        from llmc import __version__
-
-        print(f"llmc {__version__}")
-        return EXIT_OK
-    if not args:
-        from llmc.cache_root import cache_root
-        from llmc.cli.render.next_step import next_step
-
-        print(next_step(Path.cwd(), cache_root()))
-        return EXIT_OK
     try:
+        if args == ["--version"]:
+            # The root group would first ask for a command.
+            from llmc import __version__
+
+            print(f"llmc {__version__}", flush=True)
+            return EXIT_OK
+        if not args:
+            from llmc.cache_root import cache_root
+            from llmc.cli.render.next_step import next_step
+
+            print(next_step(Path.cwd(), cache_root()), flush=True)
+            return EXIT_OK
         command = next((arg for arg in args if not arg.startswith("-")), None)
         result: Any = build_app(command)(args=args, prog_name="llmc", standalone_mode=False)
         if result == EXIT_INTERRUPTED and isinstance(result, int):

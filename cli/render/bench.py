@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.replaced_file import write_replaced
 from llmc.runtime.loadgen.error import BenchError
 
 if TYPE_CHECKING:
@@ -63,12 +63,9 @@ def print_report(report: Report, notes: list[str]) -> None:
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Writes a result as JSON atomically. Raises BenchError."""
-    new = path.with_name(path.name + ".new")
     try:
-        new.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, path)
+        write_replaced(path, json.dumps(result, indent=1) + "\n")
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise BenchError(f"cannot write {path}: {error.strerror or error}") from error
 
 

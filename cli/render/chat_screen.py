@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from llmc.cli.render.terminal_text import exact, printable
+from llmc.regular_file import read_text
+from llmc.replaced_file import replaced
 from llmc.runtime.chat.session import ChatError, Piece
+from llmc.shown import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _QUOTES = '"""'
 _CONTINUES_BLOCK = re.compile(r"[ \t]|[-*+] |\d{1,9}[.)] |\||>")
+_HISTORY_HEAD = "# history of llmc chat"
+_MOST_HISTORY, _MOST_HISTORY_BYTES = 1000, 1 << 26
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
@@ -51,7 +57,7 @@ class PlainScreen:
         if sys.stdin is None:
             return
         try:
-            yield from _join_quoted(line.rstrip("\r\n") for line in sys.stdin)
+            yield from _join_quoted(_utf8(line.rstrip("\r\n")) for line in sys.stdin)
         except UnicodeDecodeError as error:
             raise ChatError(f"stdin is not UTF-8 at byte {error.start}: convert it first") from error
 
@@ -117,7 +123,9 @@ class TerminalScreen:
     def _typed(self) -> Iterator[str]:
         while True:
             try:
-                yield input("> ")
+                yield _utf8(input("> "))
+            except ChatError as error:
+                self.note(str(error))
             except KeyboardInterrupt:
                 with suppress(KeyboardInterrupt):  # a key that repeats
                     print()
@@ -135,11 +143,9 @@ class TerminalScreen:
         readline.set_completer_delims(" ")
         readline.set_completer(self._complete)
         readline.parse_and_bind("tab: complete")
-        if self._history is not None and self._history.exists():
-            try:
-                readline.read_history_file(self._history)
-            except OSError as error:
-                raise ChatError(f"cannot read the history {self._history}: {error.strerror}") from error
+        if self._history is not None and os.path.lexists(self._history):
+            for line in _read_history(self._history):
+                readline.add_history(line)
 
     def _complete(self, text: str, state: int) -> str | None:
         fitting = [name for name in self._completions if text.startswith("/") and name.startswith(text)]
@@ -148,15 +154,43 @@ class TerminalScreen:
     def _keep_history(self) -> None:
         if self._history is None:
             return
-        import readline
-
-        readline.set_history_length(1000)
         try:
-            # Created first, so that the typed text is never readable by others.
-            self._history.touch(mode=0o600)
-            readline.write_history_file(self._history)
+            import readline
+        except ImportError:
+            return
+        count = readline.get_current_history_length()
+        typed = (readline.get_history_item(i) for i in range(max(1, count - _MOST_HISTORY + 1), count + 1))
+        text = "\n".join((_HISTORY_HEAD, *filter(None, typed))) + "\n"
+        try:
+            with replaced(self._history) as new:
+                # Never readable by others.
+                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(text.encode(errors="replace"))
         except OSError as error:
             self.note(f"the history {self._history} is not kept: {error.strerror}")
+
+
+def _read_history(path: Path) -> list[str]:
+    """The lines of an earlier chat. Raises ChatError, also for a file that no chat has written: it would be lost."""
+    try:
+        lines = read_text(path, _MOST_HISTORY_BYTES).splitlines()
+    except OSError as error:
+        raise ChatError(f"cannot read the history {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        lines = ["no history"]
+    if lines and lines[0] != _HISTORY_HEAD:
+        raise ChatError(f"{path} exists and is no history of llmc chat: name a new file as --history")
+    return lines[1:]
+
+
+def _utf8(line: str) -> str:
+    """The line, if it is text. Raises ChatError."""
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise ChatError(f"the input is not UTF-8 behind {shown(line[: error.start])}: convert it first") from error
+    return line
 
 
 def _join_quoted(lines: Iterator[str]) -> Iterator[str]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -45,6 +43,7 @@ from llmc.manifest import OWN_SUM, ManifestError, checked_manifest
 from llmc.manifest_schema import complaint
 from llmc.quantize import QuantizeError
 from llmc.regular_file import JsonError, parse_json, read_regular
+from llmc.replaced_file import write_replaced
 from llmc.shown import shown
 
 VERSION = 1
@@ -318,13 +317,7 @@ def _write(path: Path, files: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with temporary.open("xb") as out:
-            out.write(buffer.getvalue())
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
+        write_replaced(path, buffer.getvalue())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise BundleError(f"cannot write {path}: {error.strerror or error}") from None

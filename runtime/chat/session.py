@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.regular_file import JsonError, parse_json, read_regular
+from llmc.replaced_file import write_replaced
 from llmc.runtime.params import SamplingParams
 from llmc.runtime.request_error import RequestError
 from llmc.shown import shown
@@ -176,12 +176,9 @@ class Session:
             },
             "raw": self.raw,
         }
-        partial = path.with_name(path.name + ".partial")
         try:
-            partial.write_text(json.dumps(data, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-            os.replace(partial, path)
+            write_replaced(path, json.dumps(data, ensure_ascii=False, indent=2) + "\n")
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise ChatError(f"cannot write {path}: {error.strerror or error}") from error
         self.saved_as = path
 

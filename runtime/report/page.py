@@ -6,16 +6,16 @@ Parts are HTML; text from a model, a trace or a user must pass through `escape`.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from llmc.replaced_file import write_replaced
 
 _FOLDER = Path(__file__).parent
 _TOKENS = _FOLDER.parent / "look" / "tokens.css"
@@ -91,13 +91,9 @@ def _finite(value: Any) -> Any:
 
 def write_page(html: str, path: Path) -> None:
     """Writes the file atomically. Raises ReportError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(html, encoding="utf-8")
-        temporary.replace(path)
+        write_replaced(path, html)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise ReportError(f"cannot write report {path}: {error.strerror or error}") from error
 
 

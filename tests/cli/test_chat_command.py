@@ -97,6 +97,18 @@ def test_wrong_usage_is_one_sentence(arguments: list[str], code: int, expected: 
     assert expected in line
 
 
+@pytest.mark.parametrize("utf8", ["0", "1"])
+def test_input_that_is_no_text_is_named(server: ScriptedServer, utf8: str) -> None:
+    environment = {**os.environ, "PYTHONUTF8": utf8, "LC_ALL": "C.UTF-8" if utf8 == "0" else "C"}
+    result = subprocess.run(
+        [*CHAT, server.url], input=b"one\nab\xff\ntwo\n", capture_output=True, timeout=300, env=environment, check=False
+    )
+    assert result.returncode == 1
+    (line,) = result.stderr.decode().splitlines()
+    assert "is not UTF-8" in line
+    assert "convert it first" in line
+
+
 def test_an_artifact_answers_as_in_process(chat_artifact: Path) -> None:
     params = SamplingParams(max_tokens=12, temperature=0.8, seed=5)
     with LLM(chat_artifact) as llm:

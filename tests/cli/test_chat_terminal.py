@@ -214,8 +214,21 @@ def test_lines_can_be_edited_and_recalled(server: ScriptedServer, tmp_path: Path
             assert terminal.wait_end() == 0
         finally:
             terminal.close()
-    assert history.read_text().splitlines()[0] == "hello"
+    assert history.read_text().splitlines()[:2] == ["# history of llmc chat", "hello"]
     assert history.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", [b"a text of mine\n", b"\xff\xfe\x00"])
+def test_a_file_that_is_no_history_is_not_overwritten(content: bytes, server: ScriptedServer, tmp_path: Path) -> None:
+    file = tmp_path / "mine"
+    file.write_bytes(content)
+    terminal = Terminal(server.url, "--history", file)
+    try:
+        terminal.wait_for("is no history of llmc chat: name a new file as --history")
+        assert terminal.wait_end() == 1
+    finally:
+        terminal.close()
+    assert file.read_bytes() == content
 
 
 def test_an_artifact_under_a_terminal(chat_artifact: Path) -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -163,6 +164,16 @@ def test_every_console_is_ours() -> None:
             for node in ast.walk(block):
                 if isinstance(node, ast.ImportFrom) and node.module == "rich.console":
                     assert "Console" not in [name.name for name in node.names], f"{path.name}: {block.name}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["--version"], [], ["targets"]])
+def test_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [str(Path(sys.executable).with_name("llmc")), *arguments]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr.splitlines() == ["llmc: error: No space left on device"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
