@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from llmc.cli.render.terminal_text import json_text
+from llmc.replaced_file import write_replaced
 from llmc.runtime.offline.prompts import Prompt, PromptError
 
 _HELP = """Compute the vector or the labels of each text with an artifact or a model (downloaded, compiled, cached).
@@ -41,12 +42,15 @@ def embed_command(
         None, metavar="FILE", help="Texts, one per line: FILE.txt, or FILE.jsonl (prompt or prompt_token_ids)."
     ),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write the lines to FILE."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace FILE of --output."),
     dimensions: int | None = typer.Option(None, min=1, metavar="N", help="Keep only the first N numbers of a vector."),
     truncate: bool = typer.Option(False, "--truncate", help="Cut the end off a text that is too long."),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process."),
 ) -> None:
     from llmc.cli.run import gather_prompts
 
+    if output is not None and output.is_file() and not overwrite:
+        raise typer.BadParameter(f"{output} exists: pass --overwrite to replace it", param_hint="--output")
     items = gather_prompts(prompt, prompts, chat=False)
     from llmc import artifact_path
     from llmc.runtime.llm import LLM
@@ -76,4 +80,4 @@ def write_lines(lines: Iterable[dict[str, Any]], output: Path | None) -> None:
     if output is None:
         sys.stdout.write("".join(json_text(line) + "\n" for line in lines))
     else:
-        output.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+        write_replaced(output, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))

@@ -269,23 +269,28 @@ def check_sampling(sampling: dict[str, Any]) -> None:
         raise typer.BadParameter(str(error)) from error
 
 
-def gather_prompts(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Prompt]:
-    """Prompts of the flags, or of stdin if there are none. Raises BadParameter or PromptError."""
+def gather_prompts(
+    texts: Sequence[str], file: Path | None, *, chat: bool, flags: tuple[str, str] = ("--prompt", "--prompts")
+) -> list[Prompt]:
+    """Prompts of the flags, or of stdin if there are none. flags: of a text, and of a file. Raises BadParameter or
+    PromptError."""
+    of_text, of_file = flags
+    what = of_text.removeprefix("--")
     for text in texts:
         if not text:
-            raise typer.BadParameter("--prompt is empty: give at least one character")
+            raise typer.BadParameter(f"{of_text} is empty: give at least one character")
     items = [Prompt(text=text) for text in texts]
     if file is not None:
-        items.extend(read_file(file))
+        items.extend(read_file(file, what))
     if not texts and file is None:
         if sys.stdin is None or sys.stdin.isatty():
-            raise typer.BadParameter("no prompt: use --prompt TEXT, --prompts FILE, or pipe lines into stdin")
+            raise typer.BadParameter(f"no {what}: use {of_text} TEXT, {of_file} FILE, or pipe lines into stdin")
         try:
             items = parse_lines(sys.stdin)
         except UnicodeDecodeError as error:
             raise PromptError(f"stdin is not UTF-8 at byte {error.start}: convert it first") from error
         if not items:
-            raise typer.BadParameter("no prompt: stdin is empty; give --prompt or --prompts")
+            raise typer.BadParameter(f"no {what}: stdin is empty; give {of_text} or {of_file}")
     for index, item in enumerate(items):
         if chat and item.token_ids is not None:
             raise PromptError(f"prompt {index} is token ids, which --chat cannot render: give prompt or messages")

@@ -21,6 +21,7 @@ from .opened import Opened, OpenedEngine, Opening
 from .outputs import RequestFailure, RequestOutput, TokenDelta
 from .params import SamplingParams
 from .prompts import Prompts
+from .request_error import RequestError
 from .server.async_engine import AsyncEngine
 from .server.requests import EngineRequest
 
@@ -29,12 +30,13 @@ class AsyncLLM(Opened, AsyncVectorCalls):
     """An opened artifact for the tasks of one event loop; use it as an async context manager, or `close` it.
 
     Options and errors are those of `LLM`. Requests of all tasks share the engine's steps; each gets the bits that it
-    would get alone. The warm-up runs before the constructor returns. Background compilation of misses starts with the
-    first request.
+    would get alone. The loop is that of the first call; calls in another one raise RequestError. The warm-up runs
+    before the constructor returns. Background compilation of misses starts with the first request.
     """
 
     engine: AsyncEngine
     _started: asyncio.Task[None] | None = None
+    _event_loop: asyncio.AbstractEventLoop | None = None
 
     def _open_engine(self, path: Path, opening: Opening) -> OpenedEngine:
         self.engine = engine = AsyncEngine(
@@ -118,7 +120,7 @@ class AsyncLLM(Opened, AsyncVectorCalls):
 
     async def close(self) -> None:
         """Cancels running requests and compilations, and releases the engine; idempotent."""
-        if self._started is not None:
+        if self._started is not None and self._event_loop is asyncio.get_running_loop():
             await self.engine.drain(0)
         await asyncio.to_thread(self.engine.close)
 
@@ -130,8 +132,12 @@ class AsyncLLM(Opened, AsyncVectorCalls):
         await self.close()
 
     async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
         if self._started is None:
+            self._event_loop = loop
             self._started = asyncio.create_task(self.engine.start())
+        if self._event_loop is not loop:
+            raise RequestError("this AsyncLLM is of another event loop: make one in each loop, or keep to one")
         # Shielded: cancelling a task here must not cancel the engine.
         await asyncio.shield(self._started)
 

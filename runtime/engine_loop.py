@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from llmc.runtime.binding.events import Event
@@ -23,6 +24,7 @@ from .outputs import RequestFailure, RequestOutput, TokenDelta
 REFUSALS = ("invalid_argument", "not_found", "out_of_range", "out_of_memory")
 
 
+_QUEUE_FULL = "queue_full"
 OnStep = Callable[[int], None]
 
 
@@ -79,13 +81,17 @@ class EngineLoop:
         stepped: called after each step with its number of tokens. Closing the generator, or any exception, cancels
         running jobs.
         """
-        waiting = iter(jobs)
+        waiting: Iterator[Job] = iter(jobs)
         running: dict[int, Job] = {}
         news: list[Job] = []
         try:
             while True:
                 while len(running) < self._window and (job := next(waiting, None)) is not None:
-                    self._submit(job)
+                    if not self._submit(job):
+                        waiting = chain((job,), waiting)
+                        if not self._jobs:
+                            raise RuntimeError("the engine's queue is full, and nothing runs")
+                        break
                     if job.engine_id is None:
                         news.append(job)
                     else:
@@ -134,8 +140,8 @@ class EngineLoop:
             raise RuntimeError(f"the engine stands still with {len(self._jobs)} requests running")
         return num_tokens
 
-    def _submit(self, job: Job) -> None:
-        """Submits the job; one without an id was refused by the engine, and has failed."""
+    def _submit(self, job: Job) -> bool:
+        """Submits the job; one without an id was refused by the engine, and has failed. False if the queue is full."""
         request = job.request
         wants: dict[str, Any] = {}
         if request.params.prompt_logprobs is not None:
@@ -148,9 +154,12 @@ class EngineLoop:
         try:
             job.engine_id = int(self._engine.submit(request.token_ids, request.params, **wants))
         except LlmcError as error:
+            if error.name == _QUEUE_FULL:
+                return False
             if error.name not in REFUSALS:
                 raise
             job.generation.fail(RequestFailure(error.name, str(error)))
+        return True
 
     def _set_mask(self, job: Job, event: Event) -> None:
         assert job.guides is not None

@@ -119,9 +119,13 @@ class Frontend:
         if isinstance(params, SamplingParams) or params is None:
             all_params = [self.default_params() if params is None else params] * len(items)
         else:
-            all_params = list(params)
+            given: Any = params
+            all_params = list(given) if isinstance(given, (list, tuple)) else [given]
             if len(all_params) != len(items):
                 raise RequestError(f"{len(all_params)} sampling params for {len(items)} prompts: give one, or one each")
+            for one in all_params:
+                if not isinstance(one, SamplingParams):
+                    raise RequestError(f"the sampling params are {one!r}: give SamplingParams, for all or for each")
         variables = dict(template_variables or {})
         prepared = [
             self._prepare(index, self.encode_chat(item, tools=tools, **variables) if is_chat(item) else item, one)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llmc.shown import shown
@@ -68,10 +69,18 @@ class SamplingParams:
     early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        for one in fields(self):
+            object.__setattr__(self, one.name, _plain(getattr(self, one.name)))
+        stop = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        object.__setattr__(self, "stop_token_ids", tuple(map(_plain, _listed("stop_token_ids", self.stop_token_ids))))
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias {shown(self.logit_bias)} is no mapping: give values by token id")
+        biases = {_plain(token): _plain(bias) for token, bias in (self.logit_bias or {}).items()}
+        object.__setattr__(self, "logit_bias", biases)
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} {shown(getattr(self, name))} is neither True nor False")
         _whole("n", self.n, 1, MAX_CONTINUATIONS)
         _whole("max_tokens", self.max_tokens, 1, 1 << 31)
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
@@ -157,6 +166,20 @@ class SamplingParams:
             values = {"temperature": 0.0}
         values.update({key: value for key, value in overrides.items() if value is not None})
         return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    """A number of another library as Python's own, which the C ABI takes."""
+    if isinstance(value, (int, float)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _listed(name: str, value: object) -> tuple[Any, ...]:
+    """None is nothing."""
+    if value is not None and (not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping))):
+        raise RequestError(f"{name} {shown(value)} is no list: give one")
+    return tuple(value or ())
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:

@@ -74,7 +74,9 @@ def embeddings_of(task: VectorTask, ids: Ids, rows: Sequence[Vector], dimensions
 
 
 def scores_of(task: VectorTask, ids: Ids, rows: Sequence[Vector]) -> list[ScoreOutput]:
-    return [ScoreOutput(i, tuple(one), task.score(row)) for i, (one, row) in enumerate(zip(ids, rows, strict=True))]
+    return [
+        ScoreOutput(i, task.tokens_of(one), task.score(row)) for i, (one, row) in enumerate(zip(ids, rows, strict=True))
+    ]
 
 
 def labels_of(task: VectorTask, ids: Ids, rows: Sequence[Vector]) -> list[LabelOutput]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,10 @@ class VectorTask:
     def score(self, row: Vector) -> float:
         """Score of a pair; with two numbers, the probability of the better label."""
         return float(self.scores(row)[-1])
+
+    def tokens_of(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of input ids, which may say the type of each as well."""
+        return tuple(one % self.vocab_size for one in ids) if self.typed else tuple(ids)
 
     def text_ids(self, tokenizer: Tokenizer, text: str, most: int | None = None) -> list[int]:
         """Input ids of a text. most: see `Tokenizer.encode_row`."""

@@ -52,22 +52,22 @@ class Prompt:
         return self.messages
 
 
-def read_file(path: Path) -> list[Prompt]:
-    """Reads FILE.jsonl (one object per line) or FILE.txt (one prompt per line); skips blank lines. Raises
-    PromptError."""
+def read_file(path: Path, what: str = "prompt") -> list[Prompt]:
+    """Reads FILE.jsonl (one object per line) or FILE.txt (one prompt per line); skips blank lines. what: their
+    name in errors. Raises PromptError."""
     if path.suffix not in (".jsonl", ".txt"):
-        raise PromptError(f"prompts file {path} must end in .jsonl or .txt")
+        raise PromptError(f"{what}s file {path} must end in .jsonl or .txt")
     try:
         text = read_text(path, _MAX_FILE_BYTES, "utf-8-sig")
     except OSError as error:
-        raise PromptError(f"cannot read prompts file {path}: {error.strerror or error}") from error
+        raise PromptError(f"cannot read {what}s file {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise PromptError(f"prompts file {path} is not UTF-8 at byte {error.start}: convert it first") from error
+        raise PromptError(f"{what}s file {path} is not UTF-8 at byte {error.start}: convert it first") from error
     # splitlines() would also split at characters that may occur in a prompt.
     lines = text.split("\n")
     prompts = parse_jsonl(lines, str(path)) if path.suffix == ".jsonl" else parse_lines(lines)
     if not prompts:
-        raise PromptError(f"prompts file {path} has no prompts: give one a line")
+        raise PromptError(f"{what}s file {path} has no {what}s: give one a line")
     return prompts
 
 

@@ -94,9 +94,32 @@ def test_token_ids_may_be_of_any_library(llm: FakeLLM, kind: Any) -> None:
             llm.generate([kind([1.5])])
 
 
+def test_sampling_params_of_other_types(llm: FakeLLM) -> None:
+    numbers = {"max_tokens": np.int64(2), "seed": np.uint8(3), "temperature": np.float32(0.5), "top_k": np.int32(4)}
+    lists = {"stop_token_ids": np.array([7]), "logit_bias": {np.int64(5): np.float64(1.5)}, "stop": None}
+    given: dict[str, Any] = {**numbers, **lists}
+    params = SamplingParams(**given)
+    assert params == SamplingParams(
+        max_tokens=2, seed=3, temperature=0.5, top_k=4, stop_token_ids=(7,), logit_bias={5: 1.5}
+    )
+    assert type(params.max_tokens) is type(params.stop_token_ids[0]) is int
+    assert type(params.temperature) is float
+    assert llm.generate("ab", params)[0].outputs[0].token_ids == (98, 97)
+    wrong = {"max_tokens": 4}
+    others: list[Any] = [wrong, [wrong], 5]
+    for some in others:
+        with pytest.raises(RequestError, match="give SamplingParams, for all or for each"):
+            llm.generate("ab", some)
+
+
 @pytest.mark.parametrize(
     "field",
     [
+        {"stop": 5},
+        {"stop_token_ids": 5},
+        {"logit_bias": [1]},
+        {"ignore_eos": "no"},
+        {"max_tokens": np.float64(3)},
         {"n": 0},
         {"n": 65},
         {"max_tokens": 0},

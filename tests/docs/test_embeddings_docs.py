@@ -30,6 +30,30 @@ def test_embed_runs(embedder: tuple[Path, Path], capsys: pytest.CaptureFixture[s
     assert all(len(line["embedding"]) == 60 for line in lines)
 
 
+def test_the_output_of_embed_does_not_replace_a_file(
+    embedder: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("one\ntwo\n")
+    command = ["embed", str(embedder[1]), "--prompts", str(texts), "-o", str(texts)]
+    assert cli.main(command) == 2
+    assert "exists: pass --overwrite to replace it" in capsys.readouterr().err
+    assert texts.read_text() == "one\ntwo\n"
+    assert cli.main([*command, "--overwrite"]) == 0
+    assert len(texts.read_text().splitlines()) == 2
+    assert json.loads(texts.read_text().splitlines()[0])["prompt"] == "one"
+
+
+def test_rank_names_its_own_options(ranker: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["rank", str(ranker[1]), "--query", "a"]
+    for more, says in (
+        (["--document", ""], "--document is empty"),
+        (["--documents", "/nowhere.txt"], "cannot read documents file /nowhere.txt"),
+    ):
+        assert cli.main([*command, *more]) != 0
+        assert says in capsys.readouterr().err
+
+
 def test_rank_runs(ranker: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = commands("rank")
     (tmp_path / "passages.txt").write_text("w1 w2\nw3\nw4 w5 w6\n")

@@ -43,6 +43,10 @@ def test_scores(ranker: tuple[Path, Path]) -> None:
             return [output.score for output in outputs]
 
     with LLM(ranker[1], num_threads=1) as llm:
+        vocab_size = llm.vocab_size
+        (pair,) = llm.score("w1 w2", "w4")
+        assert max(pair.prompt_token_ids) < vocab_size
+        assert len(pair.prompt_token_ids) > 3
         wanted = [output.score for output in llm.score("w1 w2 w3", ["w4 w5", "w6 w7 w8 w9", "w1"])]
     assert asyncio.run(run()) == wanted
 

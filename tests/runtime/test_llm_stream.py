@@ -231,6 +231,27 @@ def test_refusals_and_errors_on_a_loop(chat_artifact: Path) -> None:
     on_a_loop(chat_artifact, work)
 
 
+def test_another_loop_is_refused(chat_artifact: Path) -> None:
+    llm = AsyncLLM(chat_artifact, num_threads=1)
+    (first,) = asyncio.run(llm.generate([[5, 6]], SamplingParams(max_tokens=2)))
+    assert len(first.outputs[0].token_ids) == 2
+    for _ in range(2):
+        with pytest.raises(RequestError, match="this AsyncLLM is of another event loop: make one in each loop"):
+            asyncio.run(llm.generate([[5, 6]], SamplingParams(max_tokens=2)))
+    asyncio.run(llm.close())
+
+
+def test_more_prompts_than_may_wait(chat_artifact: Path) -> None:
+    """They wait outside, and those of a second reader, too."""
+    with LLM(chat_artifact, num_threads=1, max_waiting=3, max_num_seqs=2) as llm:
+        wanted = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+        other = llm.stream([[7]] * 5, wanted)
+        seen = [next(other)]
+        outputs = llm.generate([[5 + i] for i in range(20)], wanted)
+        assert [len(one.outputs[0].token_ids) for one in outputs] == [3] * 20
+        assert sum(delta.finish_reason is not None for delta in (*seen, *other)) == 5
+
+
 def test_closing_ends_those_who_still_read(chat_artifact: Path) -> None:
     async def main() -> list[str | None]:
         llm = AsyncLLM(chat_artifact, num_threads=1)
