@@ -40,14 +40,15 @@ void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, const Ag
     const Gain& gain = gains_[count - 1];
     tokens += gain.odds;
     levels = std::max(levels, gain.level);
-    const double extra = costs_.Extra(seqs, again.rows + count) + draft_share * levels;
+    const double rows = costs_.Extra(seqs, again.rows + count), drafting = draft_share * levels;
     // The step costs this much even if all guesses are wrong.
-    if (extra - without > credit_ + kMostLoss) break;
-    // Of a sequence with `level` guesses, the mean number of right ones where not all are right.
-    if (again.right)
-      later += gain.odds + (gain.level - 1) * gain.odds / (*choices)[gain.choice].odds - gain.level * gain.odds;
-    const double rows = again.rows + count + later;
-    const double all = rows > 0 ? extra * rows / (again.rows + count) : 0;
+    if (rows - without + drafting > credit_ + kMostLoss) break;
+    // The mean number of right ones of a sequence where not all of its guesses are.
+    if (again.right) {
+      const double odds = (*choices)[gain.choice].odds;
+      later += gain.odds - gain.level * gain.odds + (gain.level > 1 ? (gain.level - 1) * gain.odds / odds : 0);
+    }
+    const double all = rows * (1 + later / (again.rows + count)) + drafting;
     if (tokens / (1 + all) > best_rate) {
       best_rate = tokens / (1 + all);
       best = count;

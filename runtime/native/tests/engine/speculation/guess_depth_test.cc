@@ -20,25 +20,31 @@ struct Served {
   double rate() const { return tokens / time; }
 };
 
-// Steps of `seqs` sequences; each guess is right with these odds, which the controller is told as `told`.
+// Steps of `seqs` sequences; each guess is right with these odds, which the controller is told as `told`. twice: right
+// guesses beside wrong ones are computed again.
 Served Serve(GuessDepth* depth, uint32_t seqs, double odds, double told, uint32_t steps, const Cost& cost,
-             uint32_t room = 64, double noise = 0) {
+             uint32_t room = 64, double noise = 0, bool twice = false) {
   std::mt19937 rng(11);
   std::uniform_real_distribution<double> uniform(0, 1);
   Served served;
   std::vector<GuessChoice> choices(seqs);
+  uint32_t again = 0;
   for (uint32_t step = 0; step < steps; ++step) {
     for (GuessChoice& choice : choices) choice = {told, 8, 7};
-    depth->Choose(100 * seqs, room, false, {}, &choices);
-    uint32_t guesses = 0, tokens = seqs;
+    depth->Choose(100 * seqs, room, false, {again, twice}, &choices);
+    uint32_t guesses = 0, tokens = seqs, next = 0;
     for (const GuessChoice& choice : choices) {
       CHECK(choice.depth <= choice.most);
       guesses += choice.depth;
-      for (uint32_t i = 0; i < choice.depth && uniform(rng) < odds; ++i) ++tokens;
+      uint32_t right = 0;
+      while (right < choice.depth && uniform(rng) < odds) ++right;
+      tokens += right;
+      if (twice && right < choice.depth) next += right;
     }
     CHECK(guesses <= room);
-    const double took = cost(guesses) * (1 + noise * uniform(rng));
-    depth->Took(seqs, 100 * seqs, guesses, tokens, static_cast<uint64_t>(took * 1e6));
+    const double took = cost(again + guesses) * (1 + noise * uniform(rng));
+    depth->Took(seqs, 100 * seqs, again + guesses, tokens, static_cast<uint64_t>(took * 1e6));
+    again = next;
     served.time += took;
     served.tokens += static_cast<double>(tokens) / seqs;
     served.guesses += guesses;
@@ -86,6 +92,23 @@ void NoGuessesThatDoNotPay() {
   CHECK(Serve(&dear, 1, 0.6, 0.6, 1000, Line(1)).guesses < 20);
   CHECK(Serve(&unlikely, 1, 0.02, 0.02, 1000, Line(0.1)).guesses < 60);
   CHECK(Serve(&noisy, 1, 0.9, 0.9, 1000, Line(0.05), 64, 0.3).rate() > 2);
+}
+
+// Tokens that are computed twice cost rows: guesses pay less, and what they lose has the same bound.
+void ComputedTwice() {
+  GuessDepth cheap, sure, wide;
+  CHECK(Serve(&cheap, 1, 0.9, 0.9, 400, Line(0.03), 64, 0, true).rate() > 3);
+  CHECK(Serve(&sure, 1, 1, 0.99, 400, Line(0.03), 64, 0, true).rate() > 5);
+  CHECK(Serve(&wide, 8, 0.8, 0.8, 400, Line(0.02), 64, 0, true).rate() > 1.5);
+  for (const uint32_t seqs : {1u, 8u}) {
+    for (const double row : {0.01, 0.1, 0.4, 1.0}) {
+      for (const double odds : {0.0, 0.3, 0.6, 0.9}) {
+        GuessDepth depth;
+        const Served served = Serve(&depth, seqs, odds, odds > 0 ? odds : 0.9, 1000, Line(row), 64, 0, true);
+        CHECK(served.time <= served.tokens * 1.02 + 4);
+      }
+    }
+  }
 }
 
 // A draft reads a text where what is left of it is long enough to win the time back.
@@ -239,6 +262,7 @@ int main() {
   Gains();
   LossIsBounded();
   NoGuessesThatDoNotPay();
+  ComputedTwice();
   Reading();
   Drafts();
   Mixed();
