@@ -38,7 +38,7 @@ from llmc.compiler.store.cached_artifacts import artifacts_folder, mark_used
 from llmc.compiler.store.carried import reuse_weights
 from llmc.compiler.store.conversions import conversions, types_of
 from llmc.compiler.store.graphs_writer import FileSums
-from llmc.compiler.store.output import refuse_another
+from llmc.compiler.store.output import check_output, refuse_another
 from llmc.compiler.store.packed import Packed, record_weights, recorded_weights
 from llmc.compiler.store.reads import Reads
 from llmc.compiler.store.staging import staged_directory
@@ -211,6 +211,12 @@ def write_files(state: CompileState) -> None:
 
 
 def _publish(state: CompileState, _: OnStep) -> None:
+    config = state.config
+    if not state.in_place:
+        # Another compilation may have put an artifact there meanwhile.
+        there = check_output(config.output)
+        if not config.overwrite:
+            refuse_another(config.output, there, state.manifest, state.files)
     # Syncs and renames the staged directory.
     state.stack.close()
 

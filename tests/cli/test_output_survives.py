@@ -16,6 +16,7 @@ import pytest
 
 from llmc.cli import main as cli
 from llmc.compiler import pipeline
+from llmc.compiler.state import CompileState
 from llmc.graphs_format import VERSION_WITHOUT_ADAPTERS
 from llmc.runtime.binding import Artifact
 
@@ -170,6 +171,27 @@ def test_replacing_works_without_atomic_exchange(tmp_path: Path, monkeypatch: py
             (staged / "manifest.json").write_text('{"files": []}')
     assert (tmp_path / "out" / "graphs.bin").read_text() == "second"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_artifact_that_came_meanwhile_is_not_replaced(
+    tiny_artifact: TinyArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, other = tmp_path / "out", tmp_path / "other"
+    argv = compile_argv(tiny_artifact, output)
+    assert cli.main([*argv[:3], str(other), *argv[4:], "--max-model-len", "32"]) == 0
+    write_files = pipeline.write_files
+
+    def meanwhile(state: CompileState) -> None:
+        write_files(state)
+        shutil.copytree(other, output)
+
+    monkeypatch.setattr(pipeline, "write_files", meanwhile)
+    fails(capsys, 1, argv, f"{output} is an artifact of another model or other options", "--overwrite")
+    assert snapshot(output) == snapshot(other)
+    shutil.rmtree(output)
+    assert cli.main([*argv, "--overwrite"]) == 0
+    assert snapshot(output) != snapshot(other)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
 
 
 # ---- full disk -------------------------------------------------------------------------------------------------
