@@ -178,7 +178,7 @@ def test_an_artifact_that_came_meanwhile_is_not_replaced(
 ) -> None:
     output, other = tmp_path / "out", tmp_path / "other"
     argv = compile_argv(tiny_artifact, output)
-    assert cli.main([*argv[:3], str(other), *argv[4:], "--max-model-len", "32"]) == 0
+    assert cli.main([*argv[:3], str(other), *argv[4:], "--dtype", "bf16"]) == 0
     write_files = pipeline.write_files
 
     def meanwhile(state: CompileState) -> None:
