@@ -202,7 +202,8 @@ def run_command(
                 results = ResultsFile(output, items, identity, resume=resume, overwrite=overwrite)
             live = None
             if output is None and not as_json:
-                live = LiveText(["" if chat else item.text or "" for item in items], n, sys.stdout)
+                heads = ["" if chat else item.text or "" for item in items]
+                live = LiveText(heads, n, sys.stdout, ids=not llm.writes_text)
             outputs, summary = run_prompts(llm, items, params, results, chat=chat, quiet=quiet, live=live)
     except KeyboardInterrupt:
         if results is not None and not quiet:

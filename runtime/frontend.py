@@ -91,6 +91,11 @@ class Frontend:
             self._tokenizer = Tokenizer(self.path, self._chat_template)
         return self._tokenizer
 
+    @property
+    def writes_text(self) -> bool:
+        """Whether there is a tokenizer: else outputs are token ids."""
+        return self._tokenizer is not None or (self.path / "tokenizer.json").exists()
+
     def default_params(self, **overrides: Any) -> SamplingParams:
         """The model's own sampling defaults (generation_config.json), overridden by those `overrides` that are not
         None."""

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 class LiveText:
     """Prints continuations in input order as they arrive, each ended by a newline.
 
-    heads: text before each prompt's continuations. Text for a later continuation is kept until its turn.
+    heads: text before each prompt's continuations. Text for a later continuation is kept until its turn. ids: print
+    token ids in place of texts.
     """
 
-    def __init__(self, heads: Sequence[str], n: int, out: TextIO) -> None:
+    def __init__(self, heads: Sequence[str], n: int, out: TextIO, *, ids: bool = False) -> None:
+        self._ids = ids
         self._heads = heads
         self._n = n
         self._out = exact(out)
@@ -31,7 +33,8 @@ class LiveText:
     def take(self, delta: TokenDelta) -> None:
         """Takes the new text of a continuation."""
         which = delta.index * self._n + delta.output_index
-        self._kept.setdefault(which, []).append(delta.text)
+        text = "".join(f"{token} " for token in delta.token_ids) if self._ids else delta.text
+        self._kept.setdefault(which, []).append(text)
         if delta.finish_reason is not None:
             self._ended.add(which)
         if which == self._turn:

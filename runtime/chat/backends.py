@@ -59,6 +59,8 @@ class EngineBackend:
         from llmc.runtime.request_error import RequestError
         from llmc.runtime.text.chat_template import ChatTemplateError
 
+        if self._llm.task != "generate":
+            raise ChatError(f"{self.name} gives vectors and does not chat: use llmc embed or llmc rank")
         if raw:
             return
         try:

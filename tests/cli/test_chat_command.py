@@ -119,6 +119,13 @@ def test_an_artifact_answers_as_in_process(chat_artifact: Path) -> None:
     assert result.stdout.decode() == output.outputs[0].text + "\n"
 
 
+def test_a_model_of_vectors_does_not_chat(embedder: tuple[Path, Path]) -> None:
+    for more in ([], ["--raw"]):
+        result = chat(embedder[1], *more, text="Hi\n")
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr.endswith("gives vectors and does not chat: use llmc embed or llmc rank\n")
+
+
 def test_an_artifact_imports_no_compiler(chat_artifact: Path) -> None:
     code = (
         "import sys; from llmc.cli.main import main; code = main(sys.argv[1:]);"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from llmc.cli.render.live_text import LiveText
 from llmc.runtime.outputs import TokenDelta
 
 from support.fake_llm import FakeEngine, FakeLLM
+from support.manifests import edit_manifest
 
 
 def delta(index: int, text: str, end: str | None = None, output_index: int = 0) -> TokenDelta:
@@ -35,6 +37,25 @@ def test_a_text_is_there_at_once_and_later_ones_wait_for_their_turn() -> None:
     ]  # fmt: skip
     live.close()
     assert out.getvalue() == shown[-1]
+
+
+def test_without_a_tokenizer_there_are_token_ids(
+    chat_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt_token_ids": [5, 6]}\n' * 2)
+    command = ["run", str(chat_artifact), "--prompts", str(prompts), "--max-tokens", "4", "--ignore-eos"]
+    assert main([*command, "--temperature", "0"]) == 0
+    with_text = capsys.readouterr().out
+    bare = shutil.copytree(chat_artifact, tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (bare / name).unlink(missing_ok=True)
+    edit_manifest(bare, files={})
+    assert main(["run", str(bare), *command[2:], "--temperature", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line.split()) for line in lines] == [4, 4]
+    assert all(word.isdigit() for line in lines for word in line.split())
+    assert "\n".join(lines) != with_text
 
 
 Run = Callable[..., int]
