@@ -14,7 +14,7 @@ NATIVE_UNITS = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -name "*.c
 # What the native library is built of.
 LIBRARY_FILES = $(shell find $(NATIVE) -path $(NATIVE)/tests -prune -o -type f -not -name ".*" -print)
 
-.PHONY: all demo bench test test-slow test-all test-levels test-opencl test-intel-opencl test-exhaustive load-test lint lint-python lint-format lint-native docs native-test sanitize wheel clean
+.PHONY: all demo bench test test-slow test-all test-levels test-opencl test-opencl-cases test-intel-opencl test-exhaustive load-test lint lint-python lint-format lint-native docs native-test sanitize wheel clean
 
 all: test
 
@@ -49,12 +49,17 @@ test-opencl: $(STAMP)
 	$(BIN)/pytest -n 2 -m exhaustive tests/compiler/targets/gpu/test_family_diff.py::test_opencl \
 	  tests/compiler/targets/gpu/test_opencl_target.py::test_every_scheme_matches_the_dequantized_model
 
+# The rest of the cases of the OpenCL device: models of the conformance suite, and families in every dtype.
+test-opencl-cases: $(STAMP)
+	$(BIN)/pytest -n 2 -m exhaustive tests/compiler/targets/test_device_conformance.py::test_opencl_keeps_them_too \
+	  tests/compiler/targets/gpu/test_opencl_target.py::test_every_family_matches_transformers
+
 # Every family on every target, experts in every weight format, more clients: before a release, and after a change of
 # what they share.
 test-exhaustive: $(STAMP)
 	$(PYTEST) -m exhaustive
 
-test-all: test test-slow test-levels test-opencl
+test-all: test test-slow test-levels test-opencl test-opencl-cases
 
 # What depends on the machine's instruction sets, as if it were one of the lowest ISA level, but for kernels that make test
 # runs on that level anyway, and for pages; as one of each level between, attention, kernels of rows, and whole models.
