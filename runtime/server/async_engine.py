@@ -308,6 +308,11 @@ class AsyncEngine:
         end = time.monotonic() + _TAKING_S
         while not self.thread.stopping.is_set():
             events = self.engine.poll(_EVENTS_AT_ONCE)
+            # First masks are asked for: the engine waits a moment for them, not for texts.
+            for event in events:
+                stream = self._streams.get(event.request_id)
+                if stream is not None and stream.request.guide is not None:
+                    self._guides.take(event)
             for event in events:
                 self._take(event)
             if len(events) < _EVENTS_AT_ONCE:
@@ -325,8 +330,6 @@ class AsyncEngine:
         stream = self._streams.get(event.request_id)
         if stream is None:
             return
-        if stream.request.guide is not None:
-            self._guides.take(event)
         was_done = stream.done
         stream.take(event)
         if stream.engine_done:
