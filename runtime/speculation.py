@@ -40,7 +40,7 @@ def parse_speculation(text: str | None, draft: str | Path | None = None, name: s
         text = "off" if draft is None else "draft"
     if text == "off":
         return Speculation()
-    source, *rest = text.split(":")
+    source, *rest = str(text).split(":")
     always = rest[1:] == ["always"]
     most = rest[0] if rest else str(DEFAULT_GUESSES.get(source))
     known = source in DEFAULT_GUESSES and len(rest) <= (2 if always else 1)

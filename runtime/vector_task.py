@@ -65,7 +65,7 @@ class VectorTask:
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raises RequestError for more dimensions than a vector has."""
-        if dimensions is not None and not 1 <= dimensions <= self.width:
+        if dimensions is not None and not (isinstance(dimensions, int) and 1 <= dimensions <= self.width):
             raise RequestError(f"dimensions is {dimensions}: use 1 to {self.width}, which the model's vectors have")
 
     def shortened(self, vector: Vector, dimensions: int | None) -> Vector:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,12 @@ def test_what_is_refused(embedder: tuple[Path, Path]) -> None:
         async with AsyncLLM(embedder[1], num_threads=1) as llm:
             with pytest.raises(RequestError, match="dimensions is 61: use 1 to 60"):
                 await llm.embed("w1", dimensions=61)
+            fraction: Any = 2.0
+            with pytest.raises(RequestError, match=r"dimensions is 2\.0: use 1 to 60"):
+                await llm.embed("w1", dimensions=fraction)
+            text: Any = b"w1"
+            with pytest.raises(RequestError, match="prompt 0 is b'w1': give a text, token ids or messages"):
+                await llm.embed([text])
             with pytest.raises(RequestError, match="prompt 1 has 65 tokens and max-model-len is 64"):
                 await llm.embed([[7], [7] * 65])
             with pytest.raises(RequestError, match="gives embeddings: compile one with --task classify"):

@@ -126,7 +126,9 @@ def test_what_speculate_takes() -> None:
     assert parse_speculation("ngram:5") == Speculation(5)
     assert parse_speculation("ngram:64:always") == Speculation(64, always=True)
     assert Speculation(3, always=True).engine_options() == {"speculate_tokens": 3, "speculate_always": 1}
-    for text in ("", "on", "ngram:", "ngram:0", "ngram:65", "ngram:x", "ngram:3:ever", "ngram:3:always:1", "off:3"):
+    number: Any = 5
+    wrong = ("", "on", "ngram:", "ngram:0", "ngram:65", "ngram:x", "ngram:3:ever", "ngram:3:always:1", "off:3", number)
+    for text in wrong:
         with pytest.raises(
             RequestError, match=r"speculate .* is unknown: use off, ngram or draft, or ngram:K with 1 to"
         ):
