@@ -210,12 +210,12 @@ class _Parts:
 def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
     parts = _Parts(layout, config)
     vocabulary = (config.vocab_size, config.hidden_size)
-    yield Target("embed.weight", (Source(f"{layout.embed}.weight", vocabulary),), "act")
+    yield Target("embed.weight", (Source(f"{layout.embed}.weight", vocabulary),), "act", table=True)
     if count := config.learned_positions:
         skipped = layout.skipped_positions
         table = (Source(f"{layout.positions}.weight", (count + skipped, config.hidden_size)),)
         rows = np.arange(skipped, skipped + count, dtype=np.int32) if skipped else None
-        yield Target("positions.weight", table, "act", rows=rows)
+        yield Target("positions.weight", table, "act", rows=rows, table=True)
     yield from _types(layout, config)
     if config.embedding_norm:
         yield from parts.norm("embed_norm", layout.embed_norm)
@@ -241,7 +241,7 @@ def _types(layout: Layout, config: ModelConfig) -> Iterator[Target]:
     """The token type table, or only the vector of type 0."""
     count, hidden, name = config.token_types, config.hidden_size, f"{layout.types}.weight"
     if config.typed_inputs:
-        yield Target("types.weight", (Source(name, (count, hidden)),), "act")
+        yield Target("types.weight", (Source(name, (count, hidden)),), "act", table=True)
     elif count:
         rows = np.arange(hidden, dtype=np.int32)
         yield Target("kind", (Source(name, (count * hidden,), (count, hidden)),), "f32", rows=rows)

@@ -67,6 +67,7 @@ class Target:
     pairs: number of blocks of rows in which even rows come first, then odd ones; 0 for identity.
     of_rows: function applied to each float32 row; None for identity.
     precise: a small, sensitive matrix, which llmc does not quantize.
+    table: a matrix whose rows are picked by ids or positions; only a tied embedding is multiplied by inputs, too.
     matrices: number of equal blocks of rows, whose columns may be stored in orders of their own.
     part: the part of each head that is taken; always as floats.
     times: float32; element i of a vector is multiplied by times[i]; None for 1.
@@ -80,6 +81,7 @@ class Target:
     plus: float = 0.0
     of_rows: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = field(default=None, compare=False)
     precise: bool = False
+    table: bool = False
     pairs: int = 0
     part: HeadPart | None = None
     matrices: int = 1
@@ -90,6 +92,11 @@ class Target:
         rows = sum(s.shape[0] for s in self.sources) if self.rows is None else len(self.rows)
         shape = (rows, *self.sources[0].shape[1:])
         return shape if self.part is None else self.part.shape_of(shape)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is the weight of a linear layer that may be quantized. A tied output projection is a table."""
+        return self.dtype == "act" and not self.table and not self.precise
 
 
 @dataclass(frozen=True)

@@ -67,13 +67,13 @@ class Plan:
     moved: the parameters that are written as other tensors than they are read from, by name: the tensors of experts.
     others: prefixes of the output projection, and of the matrices of modules that llmc does not use, as of images.
     unfit: number of requested layers that the layout cannot hold.
-    precise: prefixes of small matrices in layers, which are never quantized.
+    never: prefixes of the linear layers that are never quantized: small ones, and those outside decoder layers.
     """
 
     layers: tuple[Mapping[str, Linear], ...]
     sources: Mapping[str, tuple[str, ...]]
     unfit: int = 0
-    precise: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
     moved: Mapping[str, Target] = field(default_factory=dict)
     others: tuple[str, ...] = ()
 
@@ -102,7 +102,7 @@ class Plan:
         """Prefixes of the linear layers left unquantized, including the output projection."""
         linears = [linear for layer in self.layers for linear in layer.values()]
         left = (prefix for linear in linears if not linear.format for prefix, _ in linear.parts)
-        return list(dict.fromkeys((HEAD, *left, *self.precise, *self.others)))
+        return list(dict.fromkeys((HEAD, *left, *self.never, *self.others)))
 
     def notes(self, layout: Layout) -> tuple[str, ...]:
         """Notes on where the result differs from the request."""
@@ -131,8 +131,7 @@ def plan_of(
     head = _EMBEDDING if model.tie_word_embeddings else _HEAD_WEIGHT
     moved = _moved(model, weights, layout.stacks)
     written = [moved.get(target.name, target) for target in weights.targets]
-    act = [t for t in written if t.dtype == "act" and (t.name != _EMBEDDING or t.name == head)]
-    matrices = [target for target in act if not target.precise]
+    matrices = [target for target in written if target.is_linear or target.name == head]
     recipe = Recipe.of(config.quant, [target.name for target in matrices], head)
     layers, unfit = [], 0
     for index in range(model.num_layers):
@@ -157,13 +156,13 @@ def plan_of(
             found[kind] = Linear(kind, k, parts, format, rows, target.matrices)
         layers.append(found)
     sources = {target.name: tuple(source.name for source in target.sources) for target in weights.targets}
-    small = (t for t in act if t.precise and t.name.startswith("layers."))
-    precise = dict.fromkeys(source.name.removesuffix(".weight") for target in small for source in target.sources)
+    alone = (t for t in written if t.precise or (t.is_linear and not t.name.startswith("layers.")))
+    never = dict.fromkeys(source.name.removesuffix(_WEIGHT) for target in alone for source in target.sources)
     known = {name for names in sources.values() for name in names}
     unknown = (name for name, shape in sorted(shapes.items()) if name not in known and len(shape) == 2)
     unused = (*sources.get(_HEAD_WEIGHT, ()), *(name for name in unknown if name.endswith(_WEIGHT)))
     others = tuple(name.removesuffix(_WEIGHT) for name in unused)
-    return Plan(tuple(layers), sources, unfit, tuple(precise), moved, others)
+    return Plan(tuple(layers), sources, unfit, tuple(never), moved, others)
 
 
 def _moved(model: ModelConfig, weights: WeightMap, stacks: str) -> dict[str, Target]:

@@ -142,6 +142,7 @@ def stream_weights(layout: Layout, config: ModelConfig) -> WeightMap:
             "inputs.table.weight",
             (Source(f"{model}embed_tokens_per_layer.weight", (streams.input_vocab, width)),),
             "act",
+            table=True,
         ),
         Target("inputs.project.weight", (Source(f"{model}per_layer_model_projection.weight", (width, hidden)),), "act"),
         Target("inputs.norm", (Source(f"{model}per_layer_projection_norm.weight", (streams.input_size,)),), "f32"),

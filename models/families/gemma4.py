@@ -226,7 +226,8 @@ def _token_inputs(layout: Layout, config: ModelConfig, inputs: TokenInputs) -> I
         ("table", "embed_tokens_per_layer", (inputs.vocab, width)),
         ("project", "per_layer_model_projection", (width, config.hidden_size)),
     ):
-        yield Target(f"inputs.{ours}.weight", (Source(f"{model}{theirs}.weight", shape),), "act")
+        source = Source(f"{model}{theirs}.weight", shape)
+        yield Target(f"inputs.{ours}.weight", (source,), "act", table=ours == "table")
     norm = Source(f"{model}per_layer_projection_norm.weight", (inputs.size,))
     yield Target("inputs.norm", (norm,), "f32")
 

@@ -23,7 +23,6 @@ from llmc.models.tasks import with_task
 from llmc.quantize.checkpoints import quantization_settings
 from llmc.quantize.formats.base import QuantizeError
 
-_EMBEDDING = "embed.weight"
 _OF_MODEL_OPTIMIZER, _OF_AUTO_GPTQ = "hf_quant_config.json", "quantize_config.json"
 QUANT_FILES = (_OF_MODEL_OPTIMIZER, _OF_AUTO_GPTQ)
 """Files in which some tools state quantization; others state it in config.json."""
@@ -109,8 +108,8 @@ class FolderSource(ModelSource):
         targets = [target for found in maps for target in found.targets]
         sources = {source.name for target in targets for source in target.sources}
         # Most tools leave routers unquantized, and some settings do not say so.
-        matrices = (t for t in targets if t.dtype == "act" and t.name != _EMBEDDING and not t.precise)
-        linears = dict.fromkeys(source.name.removesuffix(".weight") for t in matrices for source in t.sources)
+        layers = (target for target in targets if target.is_linear)
+        linears = dict.fromkeys(source.name.removesuffix(".weight") for t in layers for source in t.sources)
         return open_quantized(self.path, self._values, self._quant_config, linears, sources)
 
     def model_files(self) -> ModelFiles:

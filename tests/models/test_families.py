@@ -16,11 +16,12 @@ from llmc import manifest_schema
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.resolve import resolve
 from llmc.models import ModelError, load_config, load_parameters, open_source
+from llmc.models.blocks.decoder import Embedding
 from llmc.models.config import Experts, Heads, ModelConfig
 from llmc.models.context import sound_scaling, trained_length
 from llmc.models.convert import Array
 from llmc.models.eager import load_model
-from llmc.models.registry import FAMILIES
+from llmc.models.registry import FAMILIES, build_model, get_family
 
 from support.families import CASES, LONG
 from support.paged_reference import PagedRunner, check_equals_transformers
@@ -53,7 +54,18 @@ def test_no_text_is_longer_than_the_table_of_positions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_equals_transformers(case: str, tmp_path: Path) -> None:
     family, overrides = CASES[case]
-    check_equals_transformers(make_tiny_model(tmp_path / "m", family, **overrides))
+    path = make_tiny_model(tmp_path / "m", family, **overrides)
+    check_equals_transformers(path)
+    check_tables(load_config(path))
+
+
+def check_tables(config: ModelConfig) -> None:
+    """The weight map knows the matrices whose rows are picked, which no scheme rounds as a linear layer's."""
+    with torch.device("meta"):
+        model = build_model(config, "f32", 32)
+    picked = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Embedding)}
+    targets = get_family(config.model_type).weight_map(config).targets
+    assert {target.name for target in targets if target.table} == picked
 
 
 def test_longrope_takes_the_long_factors_beyond_its_original_context(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from llmc.compiler.calibration import driver
 from llmc.compiler.calibration.work import Work
 from llmc.compiler.config import CompileError
 from llmc.models.eager import load_model
+from llmc.models.loader import check_checkpoint, load_parameters
 from llmc.models.sources.registry import open_source
 from llmc.quantize import QuantConfig
 from llmc.quantize.formats.base import Quantized
@@ -30,6 +31,9 @@ from llmc.quantize.rtn import quantize
 from support.calibrated import TEXT, W4A16, divergence, logits, make_model, request_of
 from support.calibrated import quantized as written
 from support.compiled import assert_same_bytes, check_every_bucket, compile_tiny, random_tokens, relative_error
+from support.gemma_families import GEMMA4
+from support.tiny_encoders import make_encoder
+from support.tiny_models import make_tiny_model
 
 LADDER = "prefill=[4]x[12],decode=[4]x[64]"
 
@@ -171,6 +175,35 @@ def test_a_written_checkpoint_compiles(
     check_every_bucket(artifact, tokens, logits(output, tokens))
     weights = json.loads((tmp_path / "artifact" / "manifest.json").read_text())["weights"]
     assert weights["layers.1.mlp.down.weight"]["format"]["kind"] == kept
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "gptq", "awq"])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("opt", {"ffn_dim": 96}),
+        ("gpt_bigcode", {"n_inner": 96}),
+        ("gemma4_text", {**GEMMA4, "intermediate_size": 96, "head_dim": 16, "global_head_dim": 16}),
+        ("bert", {"intermediate_size": 96, "labels": 1}),
+        ("roberta", {"intermediate_size": 96}),
+        ("qwen3", {"intermediate_size": 96, "head_dim": 16, "labels": 3}),
+    ],
+)
+def test_tables_and_layers_outside_are_left_as_the_settings_say(
+    family: str, sizes: dict[str, Any], layout: str, tmp_path: Path
+) -> None:
+    """Tables of positions, types and token inputs, projections of all layers' inputs, and heads with labels."""
+    make = make_tiny_model if "labels" not in sizes and family != "roberta" else make_encoder
+    model = make(tmp_path / "model", family, **{"hidden_size": 64, "num_attention_heads": 4, **sizes})
+    output = written(model, tmp_path / "out", W4A16, "rtn", layout=layout)
+    plain, source = open_source(model), open_source(output)
+    targets = check_checkpoint(source.config(), source.checkpoint()).targets
+    stored = {p.name: p for p in load_parameters(source.config(), source.checkpoint(), "f32")}
+    wanted = {p.name: p for p in load_parameters(plain.config(), plain.checkpoint(), "f32")}
+    assert "layers.1.mlp.down.weight" in {name for name, one in stored.items() if one.stored is not None}
+    for target in targets:
+        if target.table or target.precise or not target.name.startswith("layers."):
+            assert np.array_equal(stored[target.name].value(), wanted[target.name].value()), target.name
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
