@@ -18,10 +18,11 @@ def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
     checkpoint, schemes, methods, act_order = source.checkpoint(), {}, {}, set()
     targets = check_checkpoint(model, checkpoint).targets
     sources = {target.name: target.sources for target in targets}
+    tables = {target.name for target in targets if target.table}
     for parameter in load_parameters(model, checkpoint, "f32"):
         stored, name = parameter.stored, parameter.name
-        # An embedding is read row by row, in the model's order.
-        if stored is not None and (name != EMBEDDING or stored.columns is None):
+        # A table is read row by row, in the model's order.
+        if stored is not None and (name not in tables or stored.columns is None):
             schemes[name] = stored_scheme(stored.format, int8_inputs=stored.int8_inputs)
             methods[name] = ", ".join(sorted({checkpoint.dtype(source.name) for source in sources[name]}))
             if stored.columns is not None:
@@ -33,9 +34,7 @@ def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
 
 
 def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:
-    """The schemes of the model's linear layers. An embedding not tied to a linear stays unquantized."""
+    """The schemes of the model's linear layers. Tables stay unquantized, except an embedding tied to a linear."""
+    head = EMBEDDING if model.tie_word_embeddings and model.pooled is None else HEAD
     targets = get_family(model.model_type).weight_map(model).targets
-    matrices = [target.name for target in targets if target.dtype == "act" and not target.precise]
-    if model.tie_word_embeddings and model.pooled is None:
-        return Recipe.of(quant, matrices, head=EMBEDDING)
-    return Recipe.of(quant, [name for name in matrices if name != EMBEDDING], head=HEAD)
+    return Recipe.of(quant, [target.name for target in targets if target.is_linear or target.name == head], head)

@@ -12,16 +12,22 @@ from llmc.cache_root import cache_root
 from llmc.cli.main import main
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.pipeline import compile_model
+from llmc.compiler.resolve import resolve
 from llmc.compiler.store.cache import GraphCache
 from llmc.compiler.wanted import wanted_entries
-from llmc.quantize import QuantConfig, QuantizeError, Recipe, Scheme
+from llmc.models import open_source
+from llmc.models.registry import get_family
+from llmc.quantize import QuantConfig, QuantizeError, Recipe, Scheme, layer_kind
 from llmc.runtime.binding import Artifact
 from llmc.runtime.graph_view import op_of
 from llmc.runtime.graphs_file import read_graphs
 
 from support.compiled import compile_tiny
+from support.families import CASES
 from support.marks import rare
 from support.quantized_model import LADDER, REQUESTS, assert_company_changes_no_bit, logits_error, make_model
+from support.tiny_encoders import make_encoder
+from support.tiny_models import make_tiny_model
 from support.verified import Claim, verifies
 
 pytestmark = pytest.mark.native
@@ -185,6 +191,36 @@ def test_a_weight_that_is_no_number_is_named(tmp_path: Path, kernel_cache: Path)
     with pytest.raises(CompileError, match=r"cannot quantize layers\.1\.mlp\.down\.weight: .*not a number"):
         compile_model(config)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "tables"),
+    [
+        ("opt", {"embed", "positions"}),
+        ("gemma3n_text", {"inputs.table"}),
+        ("gemma4_text", {"inputs.table"}),
+        ("bert", {"embed", "positions", "types"}),
+    ],
+)
+def test_tables_are_not_quantized(family: str, tables: set[str], tmp_path: Path) -> None:
+    """Unless they are the output projection, too."""
+    if family == "bert":
+        model = make_encoder(tmp_path / "model", family, labels=1)
+    else:
+        model = make_tiny_model(tmp_path / "model", family, **CASES[family][1])
+
+    def resolved(quant: QuantConfig) -> Recipe:
+        return resolve(CompileConfig(model=model, output=tmp_path / "out", quant=quant)).recipe
+
+    config = open_source(model).config()
+    found = {target.name for target in get_family(config.model_type).weight_map(config).targets if target.table}
+    assert tables <= {layer_kind(name) for name in found}
+    rounded = resolved(QuantConfig("w4a16")).schemes
+    head = {"embed.weight"} if config.tie_word_embeddings and config.pooled is None else set()
+    assert found & rounded.keys() == head
+    assert any(name.startswith("layers.") for name in rounded)
+    with pytest.raises(QuantizeError, match="is not a linear layer of this model"):
+        resolved(QuantConfig("w4a16", skip=(max(tables),)))
 
 
 def test_recipes() -> None:
