@@ -72,10 +72,10 @@ class Task:
     def _check_parts(self) -> None:
         """Raises CompileError for methods unsupported with mixtures of experts or latent attention."""
         config = self.config
-        if self.model.streams is not None:
+        if self.model.streams is not None and (config.method != "rtn" or config.target_kl is not None):
             raise CompileError(
-                f"{config.model} has several hidden vectors of a token, which llmc quantize does not follow yet: give "
-                "--quant to llmc compile"
+                f"{config.model} has several hidden vectors of a token, through which llmc quantize follows no text "
+                "yet; give --method rtn without --target-kl"
             )
         for what, part in (("experts", self.model.experts), ("latent attention", self.model.latent)):
             if part is None:

@@ -31,7 +31,8 @@ from llmc.quantize.rtn import quantize
 from support.calibrated import TEXT, W4A16, divergence, logits, make_model, request_of
 from support.calibrated import quantized as written
 from support.compiled import assert_same_bytes, check_every_bucket, compile_tiny, random_tokens, relative_error
-from support.gemma_families import GEMMA4
+from support.families import CASES
+from support.gemma_families import GEMMA3N, GEMMA4
 from support.tiny_encoders import make_encoder
 from support.tiny_models import make_tiny_model
 
@@ -184,6 +185,7 @@ def test_a_written_checkpoint_compiles(
         ("opt", {"ffn_dim": 96}),
         ("gpt_bigcode", {"n_inner": 96}),
         ("gemma4_text", {**GEMMA4, "intermediate_size": 96, "head_dim": 16, "global_head_dim": 16}),
+        ("gemma3n_text", {**GEMMA3N, "intermediate_size": 96, "head_dim": 16, "laurel_rank": 8}),
         ("bert", {"intermediate_size": 96, "labels": 1}),
         ("roberta", {"intermediate_size": 96}),
         ("qwen3", {"intermediate_size": 96, "head_dim": 16, "labels": 3}),
@@ -289,6 +291,20 @@ def test_requests_that_make_no_sense(more: dict[str, Any], sentence: str, model:
     with pytest.raises((CompileError, ValueError), match=sentence):
         driver.quantize_checkpoint(request_of(model, tmp_path / "out", **given))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "sentence"),
+    [
+        ("gemma3n_text", "gptq", "follows no text yet; give --method rtn without --target-kl"),
+        ("gpt2", "rtn", r"c_attn\.weight in another shape than a linear layer's"),
+    ],
+)
+def test_families_that_are_not_written(family: str, method: str, sentence: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", family, **CASES[family][1])
+    with pytest.raises(CompileError, match=sentence):
+        driver.quantize_checkpoint(request_of(model, tmp_path / "out", W4A16, method))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
