@@ -64,8 +64,11 @@ NEUTRAL: Mapping[str, Any] = {
     "tie_encoder_decoder": False,
     "use_bidirectional_attention": False,
     "use_mrope": False,
+    "partial_rotary_factor": 1.0,
     "rope_parameters.factor": 1.0,
+    "rope_parameters.partial_rotary_factor": 1.0,
     "rope_scaling.factor": 1.0,
+    "rope_scaling.partial_rotary_factor": 1.0,
     "rope_scaling.finetuned": True,
 }
 """Keys and the values at which they have no effect, in every family.

@@ -34,9 +34,13 @@ def _number(fields: Fields, table: Fields, name: str, default: float) -> float:
 
 
 def read_rope(
-    fields: Fields, max_positions: int, head_dim: int, *, theta: float = 10000.0, partial: float = 1.0
+    fields: Fields, max_positions: int, head_dim: int, *, theta: float = 10000.0, partial: float | None = None
 ) -> Rope:
-    """Reads `rope_parameters`, or the older rope_theta and rope_scaling. theta, partial: the family's defaults."""
+    """Reads `rope_parameters`, or the older rope_theta and rope_scaling.
+
+    theta, partial: the family's defaults. partial: None for a family that rotates whole heads and reads no
+    partial_rotary_factor.
+    """
     table = rope_table(fields)
     if nested := table.nested_names():
         raise ModelError(
@@ -46,12 +50,22 @@ def read_rope(
 
 
 def rope_of(
-    fields: Fields, table: Fields, max_positions: int, head_dim: int, *, theta: float = 10000.0, partial: float = 1.0
+    fields: Fields,
+    table: Fields,
+    max_positions: int,
+    head_dim: int,
+    *,
+    theta: float = 10000.0,
+    partial: float | None = None,
 ) -> Rope:
-    """Reads `table`; values it lacks come from `fields` around it."""
-    theta = _number(fields, table, "rope_theta", theta)
-    partial = _number(fields, table, "partial_rotary_factor", partial)
-    if _rope_type(table) == "proportional":
+    """Reads `table`; values it lacks come from `fields` around it. partial: as of `read_rope`."""
+    theta, proportional = _number(fields, table, "rope_theta", theta), _rope_type(table) == "proportional"
+    # transformers reads the share of this rope type in every family.
+    read = proportional or partial is not None
+    partial = 1.0 if partial is None else partial
+    if read:
+        partial = _number(fields, table, "partial_rotary_factor", partial)
+    if proportional:
         return _proportional(fields, table, theta, max_positions, head_dim, partial)
     dim = int(head_dim * partial)
     if partial > 1 or dim < 2 or dim % 2:

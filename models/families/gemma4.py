@@ -112,7 +112,7 @@ def _ropes(fields: Fields, full_dim: int) -> tuple[Rope, Rope]:
 
 def _rope(table: Fields, positions: int, head_dim: int) -> Rope:
     """Of one kind of layer. Its table says all: what is beside it is of none."""
-    found = rope_of(Fields({}, table.origin), table, positions, head_dim)
+    found = rope_of(Fields({}, table.origin), table, positions, head_dim, partial=1.0)
     if found.scaling is None and found.dim != head_dim:
         raise ModelError(
             f"{table.origin}: partial_rotary_factor {table.raw('partial_rotary_factor')} does nothing with rope_type "

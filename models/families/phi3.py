@@ -6,7 +6,8 @@ from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
-from llmc.models.standard import standard_config
+from llmc.models.rope_fields import read_rope
+from llmc.models.standard import head_sizes, standard_config
 from llmc.models.windows import everywhere, stated_window
 
 _LAYOUT = Layout(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
@@ -14,7 +15,8 @@ _LAYOUT = Layout(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     windows = everywhere(fields, stated_window(fields))
-    return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=windows)
+    rope = read_rope(fields, fields.integer("max_position_embeddings"), head_sizes(fields)[2], partial=1.0)
+    return standard_config(fields, generation, attention_bias=False, o_bias=False, layer_windows=windows, rope=rope)
 
 
 # Options of Phi-4-mini's own code that are off.

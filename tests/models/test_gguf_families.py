@@ -148,6 +148,15 @@ def test_parts_of_gates_that_no_file_has(tmp_path: Path) -> None:
             cutoffs(wrong)
 
 
+def test_a_part_of_each_head_is_rotated_as_by_llama_cpp(tmp_path: Path) -> None:
+    """In every family, also where config.json of a model could not say so."""
+    model, path = make_tiny_model(tmp_path / "m", "llama", head_dim=32), tmp_path / "m.gguf"
+    config = open_source(model).config()
+    for part in (32, 16):
+        write_converted(model, path, config, {"rope.dimension_count": part})
+        assert open_source(path).config().rope == replace(config.rope, dim=part)
+
+
 WRONG_GEMMA4: dict[str, tuple[dict[str, Any], str]] = {
     "no kinds": ({"attention.sliding_window_pattern": None}, r"lacks the metadata .*sliding_window_pattern"),
     "a window at the end": ({"attention.sliding_window_pattern": [True] * 7}, "where a list that ends with false was"),

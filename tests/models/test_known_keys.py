@@ -271,6 +271,26 @@ def test_transformers_takes_nothing_from_a_harmless_key(model_type: str) -> None
             assert (model_type, name) in READ_WHERE_THEY_DECIDE, f"{model_type}: modelling code reads {name}"
 
 
+def _rotates_parts(model_type: str) -> bool:
+    """Whether transformers reads the rotated share of each head."""
+    return any("partial_rotary_factor" in file.read_text() for file in code_of(model_type).parent.glob("*.py"))
+
+
+# MiniMax's first authors rotate a part, and NemotronH rotates nothing.
+_NOT_WHOLE = {"minimax", "nemotron_h"}
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    sorted(name for name in FAMILIES.keys() - REMOTE.keys() - _OF_OTHERS - _NOT_WHOLE if not _rotates_parts(name)),
+)
+def test_a_share_of_heads_is_refused_where_transformers_reads_none(model_type: str) -> None:
+    family, config = FAMILIES[model_type], default_config(model_type)
+    assert unknown(family, {**config, "partial_rotary_factor": 1.0}) == ()
+    with pytest.raises(ModelError, match=r"partial_rotary_factor is 0\.75, which llmc does not know of"):
+        unknown(family, {**config, "partial_rotary_factor": 0.75})
+
+
 def test_the_command_refuses_and_warns(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "m", "llama", num_hidden_layers=1)
     config = json.loads((path / "config.json").read_text())

@@ -174,10 +174,32 @@ def test_old_and_new_rope_spellings_agree(tmp_path: Path) -> None:
 
 
 def test_partial_rotary_factor_rotates_the_leading_elements(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path / "m", "llama")
+    path = make_tiny_model(tmp_path / "m", "phi3")
     assert load_config(path).rope == Rope(10000.0, 20)
-    edit_config(path, partial_rotary_factor=0.5)
+    table = json.loads((path / "config.json").read_text())["rope_parameters"]
+    edit_config(path, rope_parameters={**table, "partial_rotary_factor": 0.5})
     assert load_config(path).rope == Rope(10000.0, 10)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_partial_rotary_factor_is_refused_where_whole_heads_are_rotated(within: bool, tmp_path: Path) -> None:
+    """As transformers does, which does not read it."""
+    path = make_tiny_model(tmp_path / "m", "llama")
+    table = json.loads((path / "config.json").read_text())["rope_parameters"]
+
+    def state(share: float) -> None:
+        told = {"partial_rotary_factor": share}
+        edit_config(path, **({"rope_parameters": {**table, **told}} if within else told))
+
+    state(0.5)
+    where = "rope_parameters.partial_rotary_factor" if within else "partial_rotary_factor"
+    with pytest.raises(ModelError, match=rf"config.json: {where} is 0.5, which llmc does not know of llama models"):
+        load_config(path)
+    allowed = open_source(path, allow_unknown_config=True)
+    assert allowed.config().rope == Rope(10000.0, 20)
+    assert any(where in sentence for sentence in allowed.ignored_config())
+    state(1.0)
+    assert load_config(path).rope == Rope(10000.0, 20)
 
 
 def edit_config(path: Path, **changes: Any) -> None:

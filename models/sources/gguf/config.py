@@ -12,6 +12,7 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.known_keys import check_known
 from llmc.models.registry import get_family
+from llmc.models.rope_fields import read_rope
 from llmc.models.sources.gguf.architecture import ROPE_FACTORS, Architecture
 from llmc.models.sources.gguf.delta_net import in_order_of_file
 from llmc.models.sources.gguf.metadata import Metadata
@@ -96,7 +97,11 @@ def read_config(
     }
     _check_without_effect(metadata, key, origin)
     family = get_family(fields["model_type"])
-    config = family.read_config(Fields(fields, f"{origin} (metadata)"), Fields({}, origin))
+    told = Fields(fields, f"{origin} (metadata)")
+    config = family.read_config(told, Fields({}, origin))
+    if config.rope.theta is not None and rotated < config.rope.dim == head_dim and told.has("partial_rotary_factor"):
+        # llama.cpp rotates so many elements in every family.
+        config = replace(config, rope=read_rope(told, context, head_dim, partial=1.0))
     if metadata.flag(key("attention.causal"), not config.bidirectional) == config.bidirectional:
         raise metadata.wrong(key("attention.causal"), str(not config.bidirectional).lower())
     unread = ((name, value) for name, value in metadata.unread(key("")) if name not in map(key, _HARMLESS))

@@ -140,7 +140,7 @@ class OnnxSource(ModelSource):
         if not dim or longest is None:
             return ()
         try:
-            return (replace(read_rope(self._config_fields, longest, head_dim), dim=dim),)
+            return (replace(read_rope(self._config_fields, longest, head_dim, partial=1.0), dim=dim),)
         except ModelError:
             return ()
 
