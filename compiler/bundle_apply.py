@@ -23,6 +23,7 @@ from llmc.compiler.store.graphs_patch import GraphsPatch
 from llmc.compiler.store.weights import plan_weights
 from llmc.compiler.targets.registry import native_target
 from llmc.models.config import ModelConfig
+from llmc.models.rank_prompts import prompt_name
 from llmc.models.tasks import pooling_name
 
 
@@ -98,6 +99,7 @@ class _Application:
             state.config,
             task="generate" if task is None else task.name,
             pooling=pooling_name(pooled) if task is not None and task.name == "embed" else "auto",
+            rank_prompt=prompt_name(task) if task is not None and task.name == "rank" else "auto",
         )
         model = config.open_source().config()
         _check_architecture(bundle, config.model, model)

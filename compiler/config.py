@@ -13,7 +13,7 @@ from llmc.buckets.verify_buckets import MAX_GUESSES
 from llmc.compiler.dtypes import FLOATS
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import QuantConfig
-from llmc.task_names import POOLINGS, TASKS
+from llmc.task_names import POOLINGS, RANK_PROMPTS, TASKS
 
 if TYPE_CHECKING:
     from llmc.models.sources.base import ModelSource
@@ -78,6 +78,7 @@ class CompileConfig:
     allow_unknown_config: ignore unknown configuration of the model with a warning instead of refusing it.
     task: "generate", "embed", "rank", "classify", or "auto" from the model's files.
     pooling: of embeddings: "mean", "cls", "last", or "auto" from the model's files.
+    rank_prompt: around pairs of texts: "none", "qwen3-reranker", or "auto" from the model's files.
     leave_states: graphs leave hidden states for a drafting head.
     head: directory of a drafting head, compiled instead of the model unless leave_states; None for the model.
     """
@@ -112,6 +113,7 @@ class CompileConfig:
     allow_unknown_config: bool = False
     task: str = "auto"
     pooling: str = "auto"
+    rank_prompt: str = "auto"
     leave_states: bool = False
     head: Path | None = None
 
@@ -126,6 +128,8 @@ class CompileConfig:
             raise CompileError(f"task {self.task!r} is not one of {', '.join(TASKS)}")
         if self.pooling not in POOLINGS:
             raise CompileError(f"pooling {self.pooling!r} is not one of {', '.join(POOLINGS)}")
+        if self.rank_prompt not in RANK_PROMPTS:
+            raise CompileError(f"rank prompt {self.rank_prompt!r} is not one of {', '.join(RANK_PROMPTS)}")
         if self.tokenizer not in ("auto", "required", "none"):
             raise CompileError(f"tokenizer {self.tokenizer!r} is not one of auto, required, none")
         size = self.block_size
@@ -159,6 +163,7 @@ class CompileConfig:
             allow_unknown_config=self.allow_unknown_config,
             task=self.task,
             pooling=self.pooling,
+            rank_prompt=self.rank_prompt,
         )
         if self.head is None:
             return model

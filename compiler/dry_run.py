@@ -90,14 +90,11 @@ class DryRun:
         return {**asdict(self), "num_buckets": self.num_buckets}
 
 
-def describable(
-    path: Path, *, allow_unknown_config: bool = False, task: str = "auto", pooling: str = "auto"
-) -> ModelSource:
+def describable(path: Path, **asked: Any) -> ModelSource:
     """The model at `path`: a config.json of any name, a folder that has one (weights optional), or a GGUF or ONNX file.
 
-    Raises ModelError.
+    asked: see `ModelSource`. Raises ModelError.
     """
-    asked: Any = {"allow_unknown_config": allow_unknown_config, "task": task, "pooling": pooling}
     if path.is_file() and path.suffix == ".json":
         return ConfigFileSource(path, **asked)
     has_weights = path.is_dir() and (any(path.glob("*.safetensors*")) or format_of(path) is not None)
@@ -109,7 +106,11 @@ def describable(
 def dry_run(config: CompileConfig, progress: Progress = no_progress) -> DryRun:
     """config.model: see `describable`; config.output is ignored. Raises what a compilation raises before kernels."""
     source = describable(
-        config.model, allow_unknown_config=config.allow_unknown_config, task=config.task, pooling=config.pooling
+        config.model,
+        allow_unknown_config=config.allow_unknown_config,
+        task=config.task,
+        pooling=config.pooling,
+        rank_prompt=config.rank_prompt,
     )
     resolved = resolve(config, source)
     for rope in resolved.model.ropes:

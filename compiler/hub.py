@@ -21,6 +21,7 @@ from llmc.compiler.config import HubSource
 from llmc.compiler.store.output import COPIED_FILES
 from llmc.distribution import NAME
 from llmc.hub_id import HubId, hub_id
+from llmc.models.rank_prompts import MODEL_CARD
 from llmc.models.sentence_model import MODULES, SENTENCE_FILES
 from llmc.models.sources.byte_pair_files import BYTE_PAIR_FILES
 from llmc.models.sources.folder import QUANT_FILES
@@ -31,7 +32,7 @@ from llmc.version import __version__
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 _SMALL_FILES = (
     _CONFIG, *QUANT_FILES, *COPIED_FILES, *TOKENIZER_SOURCES, NAMED_TEMPLATE_FILES, MODULES, *SENTENCE_FILES,
-    SAFETENSORS.index, TORCH.index,
+    MODEL_CARD, SAFETENSORS.index, TORCH.index,
 )  # fmt: skip
 """Names and patterns of files that are fetched before the weights."""
 _OF_SENTENCES = (f"*_Dense/{TORCH.single}",)

@@ -11,6 +11,8 @@ from llmc.compiler.resolved import Resolved
 from llmc.compiler.store.conversions import types_of
 from llmc.models.convert import DTYPES
 from llmc.models.loader import Parameter, check_checkpoint, load_parameters
+from llmc.models.rank_prompts import prompt_name
+from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint
 from llmc.quantize import layer_kind
 from llmc.quantize.conversion import Conversion, conversion_of, error_of, error_text
@@ -43,7 +45,21 @@ def notes(resolved: Resolved, checkpoint: Checkpoint, conversions: Mapping[str, 
         found.append(f"{one}: {how}, relative error {error_text(error_of(matrices))}{advice}")
     if resolved.kv_scales:
         found.append(f"the KV cache has the scales that the {resolved.kv_scales} states for {resolved.kv_dtype}")
-    return (*found, *_left_head(resolved, checkpoint), *checkpoint.notes())
+    return (*found, *_left_head(resolved, checkpoint), *checkpoint.notes(), *_of_pairs(resolved))
+
+
+def _of_pairs(resolved: Resolved) -> tuple[str, ...]:
+    """A note on the prompt of pairs, for a family whose rankers may have one."""
+    task, vectors = resolved.model.task, get_family(resolved.model.model_type).vectors
+    if task is None or task.name != "rank" or vectors is None or not vectors.rank_prompt:
+        return ()
+    name = prompt_name(task)
+    if name == "none":
+        return (
+            f"a query and a document are the tokenizer's own pair; --rank-prompt {vectors.rank_prompt} puts them into "
+            "that prompt",
+        )
+    return (f"a query and a document stand in the prompt of {name}; --rank-prompt none leaves it out",)
 
 
 def _rounded(resolved: Resolved, name: str) -> str:

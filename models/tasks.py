@@ -15,8 +15,9 @@ from llmc.models.families.family import Family, Vectors
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.pooled import Dense, Pooled, Pooling, Task
+from llmc.models.rank_prompts import RANK_TEMPLATES, shows_prompt
 from llmc.models.sentence_model import MODULES, SentenceModel, read_json, read_sentence_model
-from llmc.task_names import POOLINGS, TASKS
+from llmc.task_names import POOLINGS, RANK_PROMPTS, TASKS
 
 _POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "cls": "first", "last": "last"}
 _ACTIVATIONS: Mapping[str, Literal["sigmoid"] | None] = {"Sigmoid": "sigmoid", "Identity": None}
@@ -28,13 +29,36 @@ def pooling_name(pooled: Pooled | None) -> str:
 
 
 def with_task(
-    config: ModelConfig, fields: Fields, family: Family, folder: Path, asked: str, pooling: str = "auto"
+    config: ModelConfig,
+    fields: Fields,
+    family: Family,
+    folder: Path,
+    asked: str,
+    pooling: str = "auto",
+    rank_prompt: str = "auto",
 ) -> ModelConfig:
-    """The model set up for a task of TASKS, with a pooling of POOLINGS; "auto" follows its files.
+    """The model set up for a task of TASKS, with a pooling of POOLINGS and a prompt of RANK_PROMPTS; "auto" follows its
+    files.
 
     Raises ModelError for a task that it cannot do.
     """
-    return with_pooling(_doing(config, fields, family, folder, asked), fields.origin, pooling)
+    doing = with_pooling(_doing(config, fields, family, folder, asked), fields.origin, pooling)
+    return with_rank_prompt(doing, fields.origin, rank_prompt)
+
+
+def with_rank_prompt(config: ModelConfig, origin: str, prompt: str) -> ModelConfig:
+    """The model with a prompt of RANK_PROMPTS; "auto" keeps its own. Raises ModelError if it ranks no pairs."""
+    if prompt not in RANK_PROMPTS:
+        raise ModelError(f"rank prompt {brief(prompt)} is not one of {', '.join(RANK_PROMPTS)}")
+    if prompt == "auto":
+        return config
+    if config.task is None or config.task.name != "rank":
+        does = "generate" if config.task is None else config.task.name
+        raise ModelError(
+            f"{origin}: --rank-prompt {prompt} is for pairs of texts, and this model is compiled to {does}; leave it "
+            "out, or give --task rank"
+        )
+    return replace(config, task=replace(config.task, template=RANK_TEMPLATES.get(prompt)))
 
 
 def with_pooling(config: ModelConfig, origin: str, pooling: str) -> ModelConfig:
@@ -74,11 +98,13 @@ def _doing(config: ModelConfig, fields: Fields, family: Family, folder: Path, as
         pooled = Pooled(sentence.pooling, sentence.dense, sentence.normalised)
         return replace(config, pooled=pooled, task=Task("embed", longest_text=sentence.longest))
     if scores:
-        return _scoring(config, fields, vectors, found)
+        return _scoring(config, fields, vectors, folder, found)
     if found == "rank" and vectors.rank_tokens:
         ids = _token_ids(folder / "tokenizer.json", vectors.rank_tokens, config.vocab_size)
         pooled = Pooled("last", (Dense(len(ids), token_ids=ids),))
-        return replace(config, pooled=pooled, task=Task("rank", "softmax", template=vectors.rank_template))
+        return replace(
+            config, pooled=pooled, task=Task("rank", "softmax", template=RANK_TEMPLATES[vectors.rank_prompt])
+        )
     wanted = vectors.classifier or "a classifier"
     raise ModelError(f"{origin}: --task {found} needs a checkpoint of {wanted}, and this is {brief(architectures)}")
 
@@ -105,11 +131,13 @@ def labels_of(fields: Fields) -> tuple[str, ...]:
     return found
 
 
-def _scoring(config: ModelConfig, fields: Fields, vectors: Vectors, name: str) -> ModelConfig:
+def _scoring(config: ModelConfig, fields: Fields, vectors: Vectors, folder: Path, name: str) -> ModelConfig:
     assert vectors.head is not None
     labels = labels_of(fields)
     pooled, typed = vectors.head(config, fields, len(labels)), vectors.typed_pairs and config.token_types > 1
-    task = scoring_task(fields, labels, name, vectors.rank_template or None)
+    prompt = vectors.rank_prompt
+    template = RANK_TEMPLATES[prompt] if name == "rank" and prompt and shows_prompt(folder, prompt) else None
+    task = scoring_task(fields, labels, name, template)
     return replace(config, pooled=pooled, task=task, typed_inputs=typed)
 
 

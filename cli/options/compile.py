@@ -16,7 +16,7 @@ from llmc.buckets.ladder import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS
 from llmc.buckets.verify_buckets import MAX_GUESSES
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.quantize import SCHEMES, QuantConfig, QuantizeError
-from llmc.task_names import POOLINGS, TASKS
+from llmc.task_names import POOLINGS, RANK_PROMPTS, TASKS
 
 if TYPE_CHECKING:
     from llmc.compiler.config import CompileConfig
@@ -54,6 +54,13 @@ class CompileOptions:
         typer.Option(
             metavar="POOLING",
             help="Pooling of vectors: mean, cls (the first token) or last; auto: from the model's files.",
+        ),
+    ] = "auto"
+    rank_prompt: Annotated[
+        str,
+        typer.Option(
+            metavar="PROMPT",
+            help="Prompt around the pairs of rank: none or qwen3-reranker; auto: from the model's files.",
         ),
     ] = "auto"
     quantization_param_path: Annotated[
@@ -181,6 +188,8 @@ class CompileOptions:
             raise typer.BadParameter(f"--task {self.task!r} is unknown: use {', '.join(TASKS)}")
         if self.pooling not in POOLINGS:
             raise typer.BadParameter(f"--pooling {self.pooling!r} is unknown: use {', '.join(POOLINGS)}")
+        if self.rank_prompt not in RANK_PROMPTS:
+            raise typer.BadParameter(f"--rank-prompt {self.rank_prompt!r} is unknown: use {', '.join(RANK_PROMPTS)}")
         _check_usage(buckets, limits, self.dtype, self.kv_dtype, self.task)
         if self.lora_rank is not None and self.lora_slots is None:
             raise typer.BadParameter("--lora-rank says how large adapters may be: add --lora-slots N, how many of them")
@@ -224,6 +233,7 @@ class CompileOptions:
             allow_unknown_config=self.allow_unknown_config,
             task=self.task,
             pooling=self.pooling,
+            rank_prompt=self.rank_prompt,
         )
 
 

@@ -32,7 +32,8 @@ class Vectors:
     classifier: the architecture in config.json of a checkpoint that scores texts. head: its layers after the decoder,
     given the number of labels.
     typed_pairs: the second text of a pair has another token type, if the model has several.
-    rank_tokens, rank_template: of a model that ranks by the likelier of two tokens, the better last; see `pooled.Task`.
+    rank_tokens: of a model that ranks by the likelier of two tokens, the better last. rank_prompt: its prompt, which
+    classifiers made of such a model have, too; see `models/rank_prompts.py`.
     """
 
     pooling: Pooling
@@ -40,7 +41,7 @@ class Vectors:
     head: Callable[[ModelConfig, Fields, int], Pooled] | None = None
     typed_pairs: bool = True
     rank_tokens: tuple[str, ...] = ()
-    rank_template: str = ""
+    rank_prompt: str = ""
 
 
 @dataclass(frozen=True)

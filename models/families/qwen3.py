@@ -6,6 +6,7 @@ from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.families.text_vectors import text_vectors
 from llmc.models.fields import Fields
+from llmc.models.rank_prompts import QWEN3_RERANKER
 from llmc.models.standard import standard_config
 from llmc.models.windows import from_layer, used_window
 
@@ -26,17 +27,10 @@ def read_config(fields: Fields, generation: Fields) -> ModelConfig:
     )
 
 
-# The prompt of Qwen3-Reranker's authors; its default instruction is `vector_task.INSTRUCTION` of the runtime.
-_RANK = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
-    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-)
 # Read if use_sliding_window is true; the second only without layer types.
 QWEN3 = Family(
     "qwen3",
     read_config,
     harmless=frozenset({"sliding_window", "max_window_layers"}),
-    **text_vectors("Qwen3ForSequenceClassification", rank_tokens=("no", "yes"), rank_template=_RANK),
+    **text_vectors("Qwen3ForSequenceClassification", rank_tokens=("no", "yes"), rank_prompt=QWEN3_RERANKER),
 )

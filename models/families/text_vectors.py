@@ -28,10 +28,10 @@ def _head(config: ModelConfig, fields: Fields, labels: int) -> Pooled:
     return Pooled("last", (Dense(labels),))
 
 
-def text_vectors(classifier: str, rank_tokens: tuple[str, ...] = (), rank_template: str = "") -> TextVectors:
+def text_vectors(classifier: str, rank_tokens: tuple[str, ...] = (), rank_prompt: str = "") -> TextVectors:
     """See `Vectors`. Embedding checkpoints omit the prefix of the whole model."""
     return {
         "weight_map": _LAYOUT.weight_map,
         "other_maps": (_LAYOUT.moved("model.", "").weight_map,),
-        "vectors": Vectors("last", classifier, _head, rank_tokens=rank_tokens, rank_template=rank_template),
+        "vectors": Vectors("last", classifier, _head, rank_tokens=rank_tokens, rank_prompt=rank_prompt),
     }

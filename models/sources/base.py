@@ -142,16 +142,22 @@ class FolderFiles(ModelFiles):
 class ModelSource(ABC):
     """A model at a path; nothing is read before it is needed. Every method may raise ModelError.
 
-    allow_unknown_config: ignore unknown fields of its configuration instead of refusing them. task, pooling: the
-    requested use, from `task_names`.
+    allow_unknown_config: ignore unknown fields of its configuration instead of refusing them. task, pooling,
+    rank_prompt: the requested use, from `task_names`.
     """
 
     def __init__(
-        self, path: Path, *, allow_unknown_config: bool = False, task: str = "auto", pooling: str = "auto"
+        self,
+        path: Path,
+        *,
+        allow_unknown_config: bool = False,
+        task: str = "auto",
+        pooling: str = "auto",
+        rank_prompt: str = "auto",
     ) -> None:
         self.path = path
         self.allow_unknown_config = allow_unknown_config
-        self.task, self.pooling = task, pooling
+        self.task, self.pooling, self.rank_prompt = task, pooling, rank_prompt
 
     @abstractmethod
     def config(self) -> ModelConfig:

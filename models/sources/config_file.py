@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
@@ -17,10 +18,8 @@ _NAME = "config.json"
 class ConfigFileSource(FolderSource):
     """The file may have any name; neighbouring files are read only if it is called config.json."""
 
-    def __init__(
-        self, file: Path, *, allow_unknown_config: bool = False, task: str = "auto", pooling: str = "auto"
-    ) -> None:
-        super().__init__(file.parent, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
+    def __init__(self, file: Path, **asked: Any) -> None:
+        super().__init__(file.parent, **asked)
         self._file = file
 
     @property

@@ -222,7 +222,11 @@ class LeavingSource(ModelSource):
 
     def __init__(self, model: ModelSource, head: Path) -> None:
         super().__init__(
-            model.path, allow_unknown_config=model.allow_unknown_config, task=model.task, pooling=model.pooling
+            model.path,
+            allow_unknown_config=model.allow_unknown_config,
+            task=model.task,
+            pooling=model.pooling,
+            rank_prompt=model.rank_prompt,
         )
         self._model, self._head = model, head
 

@@ -82,7 +82,7 @@ class FolderSource(ModelSource):
         family = family_of(fields)
         empty = Fields({}, str(self.path / "generation_config.json"))
         config = family.read_config(fields, self._optional("generation_config.json") or empty)
-        config = with_task(config, fields, family, self.config_file.parent, self.task, self.pooling)
+        config = with_task(config, fields, family, self.config_file.parent, self.task, self.pooling, self.rank_prompt)
         unread = self._fields.unread()
         ignored = check_known(self._fields.origin, unread, family, allow_unknown=self.allow_unknown_config)
         if config.task is not None and config.task.name == "embed":

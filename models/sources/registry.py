@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from llmc.model_path import is_gguf, onnx_graph
 from llmc.models.errors import ModelError
@@ -24,14 +25,15 @@ def open_source(
     allow_unknown_config: bool = False,
     task: str = "auto",
     pooling: str = "auto",
+    rank_prompt: str = "auto",
 ) -> ModelSource:
     """Opens a .gguf or .onnx file, or a directory in Hugging Face format. Raises ModelError for any other path.
 
     adapters: directories of LoRA adapters to merge into the weights, in this order. allow_unknown_config, task,
-    pooling: see `ModelSource`.
+    pooling, rank_prompt: see `ModelSource`.
     """
     path = Path(path)
-    source = _open(path, allow_unknown_config, task, pooling)
+    source = _open(path, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling, rank_prompt=rank_prompt)
     return MergedSource(source, adapters) if adapters else source
 
 
@@ -52,13 +54,13 @@ def _is_eagle_3(path: Path) -> bool:
     return is_eagle_3(Fields.read(path / "config.json"))
 
 
-def _open(path: Path, allow_unknown_config: bool, task: str, pooling: str) -> ModelSource:
+def _open(path: Path, **asked: Any) -> ModelSource:
     if is_gguf(path):
-        return GgufSource(path, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
+        return GgufSource(path, **asked)
     if (graph := onnx_graph(path)) is not None:
-        return OnnxSource(graph, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
+        return OnnxSource(graph, **asked)
     if path.is_dir():
-        return FolderSource(path, allow_unknown_config=allow_unknown_config, task=task, pooling=pooling)
+        return FolderSource(path, **asked)
     raise ModelError(
         f"{path} is not a directory and no .gguf or .onnx file; pass the directory of a Hugging Face checkpoint, or "
         "such a file"

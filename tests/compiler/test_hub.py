@@ -127,13 +127,15 @@ def test_what_is_here_comes_first(kind: str, tmp_path: Path, monkeypatch: pytest
 
 def test_only_what_is_read_is_downloaded_and_once(hub: FakeHub, home: Path, tmp_path: Path) -> None:
     unread = {
-        "pytorch_model__bin": b"x", "consolidated__safetensors": b"x", "README__md": b"x", "modeling_x__py": b"x",
+        "pytorch_model__bin": b"x", "consolidated__safetensors": b"x", "LICENSE__md": b"x", "modeling_x__py": b"x",
         "model-00001-of-00002__safetensors": b"x", "model__onnx": b"x", "vocab__json": b"x", "merges__txt": b"x",
     }  # fmt: skip
-    hub.add(REPO, tmp_path / "none", model__safetensors=b"w" * (3 << 20), chat_template__jinja=b"t", **SMALL, **unread)
+    hub.add(REPO, tmp_path / "none", model__safetensors=b"w" * (3 << 20), chat_template__jinja=b"t", README__md=b"r",
+            **SMALL, **unread)  # fmt: skip
     hub.repos[REPO][COMMIT]["original/model.safetensors"] = b"x"
     path, repo, commit, mib = locate(hub, home)
-    wanted = {"config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja", "model.safetensors"}
+    wanted = {"config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja", "model.safetensors",
+              "README.md"}  # fmt: skip
     assert {p.name for p in Path(path).rglob("*") if p.is_file()} == wanted
     assert (Path(path) / "model.safetensors").read_bytes() == b"w" * (3 << 20)
     assert (repo, commit, mib) == (REPO, COMMIT, "3")

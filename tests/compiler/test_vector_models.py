@@ -13,9 +13,12 @@ import torch
 
 from llmc.buckets import Bucket, BucketError
 from llmc.cli import main as cli
-from llmc.compiler.config import CompileError
+from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.extend import add_buckets
+from llmc.compiler.notes import notes
+from llmc.compiler.resolve import resolve
 from llmc.models import ModelError, open_source
+from llmc.models.rank_prompts import QWEN3_RERANKER, RANK_TEMPLATES
 from llmc.runtime.binding import LlmcError
 from llmc.runtime.llm import LLM
 from llmc.runtime.request_error import RequestError
@@ -259,8 +262,6 @@ def test_rank_of_others(family: str, compiled: Callable[..., Path], tmp_path: Pa
 def check_scores(model: Path, artifact: Path, *, typed: bool) -> None:
     query, documents = "w1 w2 w3", ["w4 w5", "w6 w7 w8 w9", "w1"]
     with LLM(artifact) as llm:
-        assert llm.vector_task is not None
-        framed = llm.vector_task.template is not None
         assert llm.task == "rank"
         found = llm.score(query, documents)
         cut = llm.score(query, ["w5 " * 99], truncate=True)[0]
@@ -268,13 +269,50 @@ def check_scores(model: Path, artifact: Path, *, typed: bool) -> None:
     for one, document in zip(found, documents, strict=True):
         first, second = ([int(word[1:]) + 6 for word in text.split()] for text in (query, document))
         ids, kinds = [2, *first, 3, *second, 3], [0] * (len(first) + 2) + [1] * (len(second) + 1)
-        if framed:  # by a text of the model's own
-            ids = list(one.prompt_token_ids)
-            assert len(ids) > len(first) + len(second) + 9
         (logit,) = class_logits(model, ids, kinds if typed else None)
         assert one.score == pytest.approx(1 / (1 + np.exp(-float(logit))), rel=1e-4)
         assert [token % VOCAB for token in one.prompt_token_ids] == ids
     checked(artifact)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["README.md", "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/reranker.jinja"],
+)
+def test_a_classifier_has_the_prompt_that_its_files_show(file: str, tmp_path: Path) -> None:
+    """A reward model or a ranker of another prompt has Qwen3's architecture, too."""
+    model = make_encoder(tmp_path / "model", "qwen3", labels=1)
+
+    def template(**asked: str) -> str | None:
+        task = open_source(model, **asked).config().task
+        assert task is not None
+        assert (task.name, task.activation) == ("rank", "sigmoid")
+        return task.template
+
+    def note() -> str:
+        config = CompileConfig(model=model, output=tmp_path / "out")
+        (said,) = notes(resolve(config), config.open_source().checkpoint())
+        return said
+
+    prompt = RANK_TEMPLATES[QWEN3_RERANKER]
+    assert template() is None
+    assert template(rank_prompt=QWEN3_RERANKER) == prompt
+    assert "the tokenizer's own pair; --rank-prompt qwen3-reranker puts them into that prompt" in note()
+    (model / file).parent.mkdir(exist_ok=True)
+    (model / file).write_text(json.dumps({"chat_template": prompt.partition("{")[0]}))
+    assert template() == prompt
+    assert template(rank_prompt="none") is None
+    assert "in the prompt of qwen3-reranker; --rank-prompt none leaves it out" in note()
+
+
+def test_prompts_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_encoder(tmp_path / "model", "qwen3", labels=3)
+    words = ["compile", str(model), "-o", str(tmp_path / "out")]
+    assert cli.main([*words, "--rank-prompt", "none"]) == 1
+    said = "--rank-prompt none is for pairs of texts, and this model is compiled to classify; leave it out, or give"
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert cli.main([*words, "--rank-prompt", "bert"]) == 2
+    assert "'bert' is unknown: use auto, none, qwen3-reranker" in " ".join(capsys.readouterr().err.split())
 
 
 @verifies(lambda: [Claim("qwen3", "rank")])

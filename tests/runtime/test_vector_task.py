@@ -9,7 +9,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from llmc.models.families.qwen3 import QWEN3
+from llmc.models.rank_prompts import QWEN3_RERANKER, RANK_TEMPLATES
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.vector_task import VectorTask
@@ -35,8 +35,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def test_a_long_document_is_cut_as_by_the_authors_of_the_template(tokenizer: Tokenizer) -> None:
     """They tokenize instruction, query and document as one text, cut it, and put it between two others."""
-    assert QWEN3.vectors is not None
-    template, query, document = QWEN3.vectors.rank_template, "re {document} de?", "de se re {query} de.\n"
+    template, query, document = RANK_TEMPLATES[QWEN3_RERANKER], "re {document} de?", "de se re {query} de.\n"
     task = VectorTask("rank", 2, False, "softmax", (), template, 300, False)
     head, _, rest = template.partition("<Instruct>")
     tail = rest.partition("{document}")[2]

@@ -21,6 +21,7 @@ from llmc.models.sources.gguf.part_names import layers_with
 from llmc.models.sources.gguf.reader import Reader
 from llmc.models.sources.gguf.rope_metadata import Factors, latent_yarn, rope_scaling, with_factors
 from llmc.models.sources.gguf.task import with_task_of_file
+from llmc.models.tasks import with_rank_prompt
 
 # Scales unused by these architectures, with the values at which they have no effect.
 _WITHOUT_EFFECT = {
@@ -49,6 +50,7 @@ def read_config(
     allow_unknown: bool = False,
     task: str = "auto",
     pooling: str = "auto",
+    rank_prompt: str = "auto",
 ) -> tuple[ModelConfig, tuple[str, ...]]:
     """(configuration, sentences on ignored metadata).
 
@@ -109,7 +111,8 @@ def read_config(
     if ROPE_FACTORS in factors:
         config = replace(config, rope=with_factors(config, factors[ROPE_FACTORS], origin))
     config = in_order_of_file(_as_tensors_say(config, shapes), architecture)
-    return with_task_of_file(config, metadata, key("pooling_type"), family, shapes, task, pooling), ignored
+    config = with_task_of_file(config, metadata, key("pooling_type"), family, shapes, task, pooling)
+    return with_rank_prompt(config, origin, rank_prompt), ignored
 
 
 def _check_without_effect(metadata: Metadata, key: Callable[[str], str], origin: str) -> None:

@@ -144,6 +144,7 @@ class GgufSource(ModelSource):
             allow_unknown=self.allow_unknown_config,
             task=self.task,
             pooling=self.pooling,
+            rank_prompt=self.rank_prompt,
         )
 
     def config(self) -> ModelConfig:

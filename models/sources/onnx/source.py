@@ -29,7 +29,7 @@ from llmc.models.sources.onnx.file import OnnxFile
 from llmc.models.sources.onnx.probe import Probe, probe_inputs
 from llmc.models.sources.tokenizer_files import NAMED_TEMPLATE_FILES, TokenizerFolderFiles
 from llmc.models.standard import special_tokens
-from llmc.models.tasks import labels_of, scoring_task, with_pooling
+from llmc.models.tasks import labels_of, scoring_task, with_pooling, with_rank_prompt
 from llmc.tvm_import import import_tvm
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ class OnnxSource(ModelSource):
         return max(elements, key=lambda name: elements[name], default="f32"), short
 
     def config(self) -> ModelConfig:
-        return with_pooling(self._with_task, str(self.path), self.pooling)
+        found = with_pooling(self._with_task, str(self.path), self.pooling)
+        return with_rank_prompt(found, str(self.path), self.rank_prompt)
 
     @cached_property
     def _with_task(self) -> ModelConfig:
