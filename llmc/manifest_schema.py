@@ -220,6 +220,7 @@ class Task(Closed):
     labels: Annotated[list[Text], Field(max_length=1 << 16)]
     template: Text | None
     longest_text: Count | None = None
+    pad_token_id: TokenId | None = None
 
 
 class Model(Closed):

@@ -45,6 +45,7 @@ class Task:
     activation: turns a row's numbers into scores; None if they are scores already. labels: names of the numbers, for
     "classify". template: for "rank", the text of a query and a document, with {instruction}, {query} and {document};
     None for the tokenizer's own pair. longest_text: tokens of a text that the model's authors read, if they say so.
+    pad_token_id: of a model that takes the row of the last other token; None for the last row.
     """
 
     name: Literal["embed", "rank", "classify"]
@@ -52,3 +53,4 @@ class Task:
     labels: tuple[str, ...] = ()
     template: str | None = None
     longest_text: int | None = None
+    pad_token_id: int | None = None

@@ -138,6 +138,8 @@ def _scoring(config: ModelConfig, fields: Fields, vectors: Vectors, folder: Path
     prompt = vectors.rank_prompt
     template = RANK_TEMPLATES[prompt] if name == "rank" and prompt and shows_prompt(folder, prompt) else None
     task = scoring_task(fields, labels, name, template)
+    if pooled.pooling == "last" and not config.bidirectional:
+        task = replace(task, pad_token_id=_padding(fields, config.vocab_size))
     return replace(config, pooled=pooled, task=task, typed_inputs=typed)
 
 
@@ -149,6 +151,12 @@ def scoring_task(fields: Fields, labels: tuple[str, ...], name: str, template: s
         return Task("rank", _activation(fields), template=template)
     multi = fields.text("problem_type", "") == "multi_label_classification"
     return Task("classify", "sigmoid" if multi or len(labels) == 1 else "softmax", labels)
+
+
+def _padding(fields: Fields, vocab_size: int) -> int | None:
+    """The token whose row a classifier never takes, as in transformers: tokenizers may append it."""
+    token = fields.raw("pad_token_id", None)
+    return token if type(token) is int and 0 <= token < vocab_size else None
 
 
 def _activation(fields: Fields) -> Literal["sigmoid"] | None:

@@ -48,7 +48,8 @@ class VectorPrompts(ABC):
     def _ids(self, task: VectorTask, prompts: Texts, truncate: bool) -> Ids:
         most = self.limit.longest_prompt if truncate else None
         texts = (task.text_ids(self.tokenizer, one, most) if isinstance(one, str) else one for one in as_batch(prompts))
-        return [checked_ids(i, ids, self.vocab_size, self.limit, most) for i, ids in enumerate(texts)]
+        checked = (checked_ids(i, ids, self.vocab_size, self.limit, most) for i, ids in enumerate(texts))
+        return [task.unpadded(ids) for ids in checked]
 
     def _pairs(
         self,

@@ -35,6 +35,7 @@ class VectorTask:
     template: str | None
     vocab_size: int
     typed: bool
+    pad_token_id: int | None = None
 
     @classmethod
     def of_artifact(cls, path: Path, width: int) -> VectorTask | None:
@@ -56,6 +57,7 @@ class VectorTask:
             template=task.get("template"),
             vocab_size=int(model.get("vocab_size", 0)),
             typed=bool(model.get("typed_inputs", False)),
+            pad_token_id=task.get("pad_token_id"),
         )
 
     def must_be(self, *names: str) -> None:
@@ -97,13 +99,26 @@ class VectorTask:
 
     def text_ids(self, tokenizer: Tokenizer, text: str, most: int | None = None) -> list[int]:
         """Input ids of a text. most: see `Tokenizer.encode_row`."""
-        return tokenizer.encode_row(text, most=most)[0]
+        return self.unpadded(tokenizer.encode_row(text, most=most)[0])
+
+    def unpadded(self, ids: list[int]) -> list[int]:
+        """The ids up to the one whose row is taken: the last that is no padding, or the first if all are. No row sees
+        those behind it."""
+        if self.pad_token_id is None:
+            return ids
+        end = next((i for i in range(len(ids), 1, -1) if ids[i - 1] != self.pad_token_id), 1)
+        return ids[:end]
 
     def pair_ids(
         self, tokenizer: Tokenizer, query: str, document: str, instruction: str | None = None, most: int | None = None
     ) -> list[int]:
         """Input ids of a pair. most: limit of ids; the document is cut at its end. Raises RequestError, also for an
         instruction that the model does not take."""
+        return self.unpadded(self._pair_ids(tokenizer, query, document, instruction, most))
+
+    def _pair_ids(
+        self, tokenizer: Tokenizer, query: str, document: str, instruction: str | None, most: int | None
+    ) -> list[int]:
         if self.template is None:
             if instruction is not None:
                 raise RequestError("this model takes no instruction: leave it out")

@@ -342,6 +342,21 @@ def test_classify(family: str, compiled: Callable[..., Path], tmp_path: Path) ->
     check_labels(model, compiled(model, buckets="prefill=2x64"))
 
 
+def test_padding_that_the_tokenizer_appends_is_not_read(compiled: Callable[..., Path], tmp_path: Path) -> None:
+    """As by transformers, whose classifiers take the last row that is of another token."""
+    pad = SPECIAL.index("[SEP]")
+    model = make_encoder(tmp_path / "model", "qwen3", labels=3, pad_token_id=pad)
+    with LLM(compiled(model, buckets="prefill=2x64")) as llm:
+        texts: list[str | list[int]] = ["w1 w2 w3", "", [9, pad, 8, pad, pad], [pad, pad], [pad]]
+        found = [llm.classify([text])[0] for text in texts]
+        assert list(found[0].prompt_token_ids) == [2, 7, 8, 9]
+    for text, one in zip(texts, found, strict=True):
+        ids = [2, *(int(word[1:]) + 6 for word in text.split()), pad] if isinstance(text, str) else text
+        logits = class_logits(model, ids)
+        wanted = np.exp(logits - logits.max())
+        check_close(np.array(list(one.scores.values())), wanted / wanted.sum())
+
+
 @verifies(lambda family: [Claim(family, task, target="reference") for task in ("rank", "classify")])
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("family", CLASSIFIERS)

@@ -78,7 +78,7 @@ async def _ids(server: ServerContext, task: VectorTask, body: InputFields) -> li
 
     def ids_of(one: str | list[int]) -> list[int]:
         if not isinstance(one, str):
-            return list(one)[:most]
+            return task.unpadded(list(one)[:most])
         assert tokenizer is not None
         return task.text_ids(tokenizer, one, most)
 
