@@ -198,6 +198,23 @@ def test_replaced_artifact_gets_its_own_kernels(artifact_path: Path, tmp_path: P
             assert second.run(0, **BATCH)[0, 0] == 12
 
 
+@pytest.mark.parametrize(
+    ("machine", "name"), [(183, "aarch64"), (243, "riscv64"), (258, r"another architecture \(ELF machine 258\)")]
+)
+def test_code_of_another_architecture_is_not_called_damaged(
+    machine: int, name: str, artifact_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "artifact"
+    shutil.copytree(artifact_path, path)
+    code = bytearray((path / "kernels.so").read_bytes())
+    struct.pack_into("<H", code, 18, machine)
+    (path / "kernels.so").write_bytes(code)
+    (path / "graphs.bin").write_bytes(tables_of(path))
+    said = rf"was compiled for {name} \(target x86-64-v3\) and this machine is x86-64; compile it for this machine"
+    with Artifact(path) as artifact, pytest.raises(LlmcError, match=said):
+        Replayer(artifact, 1)
+
+
 def test_engine_greedy(artifact_path: Path) -> None:
     """The artifact's only graph is a prefill of 4 tokens with 2 samples; its logits rise with the token id."""
     with Artifact(artifact_path) as artifact, Engine(artifact, num_threads=1, num_blocks=8) as engine:

@@ -31,9 +31,6 @@ bool IsWholeSharedObject(const MappedFile& file) {
       header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_type != ET_DYN) {
     return false;
   }
-#if defined(__x86_64__)
-  if (header.e_machine != EM_X86_64) return false;
-#endif
   if (header.e_phentsize != sizeof(Elf64_Phdr) || header.e_phnum == 0) return false;
   if (!InRange(header.e_phoff, uint64_t{header.e_phnum} * sizeof(Elf64_Phdr), file.size())) return false;
   if (header.e_shnum && !InRange(header.e_shoff, uint64_t{header.e_shnum} * header.e_shentsize, file.size())) {
@@ -45,6 +42,26 @@ bool IsWholeSharedObject(const MappedFile& file) {
     if (program.p_type != PT_NULL && !InRange(program.p_offset, program.p_filesz, file.size())) return false;
   }
   return true;
+}
+
+#if defined(__x86_64__)
+constexpr uint16_t kMachine = EM_X86_64;
+#elif defined(__aarch64__)
+constexpr uint16_t kMachine = EM_AARCH64;
+#elif defined(__riscv)
+constexpr uint16_t kMachine = EM_RISCV;
+#else
+constexpr uint16_t kMachine = EM_NONE;  // the loader decides
+#endif
+
+// As compilers name it, or by the number of its ELF machine.
+std::string MachineName(uint16_t machine) {
+  switch (machine) {
+    case EM_X86_64: return "x86-64";
+    case EM_AARCH64: return "aarch64";
+    case EM_RISCV: return "riscv64";
+    default: return "another architecture (ELF machine " + std::to_string(machine) + ")";
+  }
 }
 
 // dlopen returns a library loaded earlier under the same name, even if the file was replaced since. For a spelling of
@@ -59,6 +76,16 @@ std::string FreshSpelling(const std::string& path) {
 
 Status Unsupported(const Artifact& artifact, const std::string& what) {
   return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "the artifact '" + artifact.directory() + "' " + what);
+}
+
+// Of a whole shared object.
+Status CheckMachine(const Artifact& artifact, const MappedFile& file) {
+  Elf64_Ehdr header;
+  std::memcpy(&header, file.data(), sizeof(header));
+  if (kMachine == EM_NONE || header.e_machine == kMachine) return Status::Ok();
+  return Unsupported(artifact, "was compiled for " + MachineName(header.e_machine) + " (target " +
+                                   artifact.target().name + ") and this machine is " + MachineName(kMachine) +
+                                   "; compile it for this machine");
 }
 
 Status CheckTarget(const Artifact& artifact) {
@@ -98,8 +125,9 @@ Status CpuCode::Load(const Artifact& artifact, std::shared_ptr<const CpuCode>* o
     const std::string name = artifact.code_name(artifact.code()[i]);
     const MappedFile& file = artifact.code_file(i);
     if (!IsWholeSharedObject(file)) {
-      return artifact.Corrupt(name, "it is not a complete shared object for this machine");
+      return artifact.Corrupt(name, "it is not a complete shared object");
     }
+    LLMC_RETURN_IF_ERROR(CheckMachine(artifact, file));
     void* library = ::dlopen(FreshSpelling(file.PathToOpen()).c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       const char* why = ::dlerror();
