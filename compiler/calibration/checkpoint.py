@@ -9,6 +9,8 @@ from typing import Any
 
 from llmc.compiler.calibration.tensor_files import byte_count, write_tensors
 from llmc.manifest import MAX_COPIED_BYTES
+from llmc.models.rank_prompts import MODEL_CARD
+from llmc.models.sentence_model import MODULES, SENTENCE_FILES
 from llmc.models.sources.base import ModelFiles
 from llmc.quantize.checkpoints import StoredTensor
 
@@ -25,6 +27,9 @@ TAKEN_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "LICENSE",
+    MODEL_CARD,
+    MODULES,
+    *(name for name in SENTENCE_FILES if "*" not in name),
 )
 
 
@@ -42,6 +47,7 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for name in TAKEN_FILES:
         if files.has(name):
+            (folder / name).parent.mkdir(exist_ok=True)
             with files.open(name) as file:
                 (folder / name).write_bytes(file.read(MAX_COPIED_BYTES))
     shards = _shards(tensors)

@@ -54,7 +54,11 @@ class Task:
         self.source, self.model = source, source.config()
         self._check_parts()
         checkpoint = source.checkpoint()
-        assert isinstance(checkpoint, FolderCheckpoint)
+        if not isinstance(checkpoint, FolderCheckpoint):
+            raise CompileError(
+                f"{config.model} has linear layers behind its pooling, in folders of their own, which llmc quantize -o "
+                "does not write; llmc compile --quant rounds the model"
+            )
         self.checkpoint = checkpoint
         format = layout_class(config.layout).format_for(config.quant)
         if config.layout == Gguf.name:

@@ -33,7 +33,7 @@ from support.calibrated import quantized as written
 from support.compiled import assert_same_bytes, check_every_bucket, compile_tiny, random_tokens, relative_error
 from support.families import CASES
 from support.gemma_families import GEMMA3N, GEMMA4
-from support.tiny_encoders import make_encoder
+from support.tiny_encoders import DenseModule, make_encoder, save_sentence_files
 from support.tiny_models import make_tiny_model
 
 LADDER = "prefill=[4]x[12],decode=[4]x[64]"
@@ -291,6 +291,29 @@ def test_requests_that_make_no_sense(more: dict[str, Any], sentence: str, model:
     with pytest.raises((CompileError, ValueError), match=sentence):
         driver.quantize_checkpoint(request_of(model, tmp_path / "out", **given))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_an_embedding_model_gives_the_same_vectors(family: str, tmp_path: Path) -> None:
+    """Pooling, the longest text, and what a ranker's model card shows are in files beside the weights."""
+    model = make_encoder(tmp_path / "model", family, hidden_size=64, num_attention_heads=4, intermediate_size=96)
+    save_sentence_files(model, "mean_tokens", normalised=False)
+    (model / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24}))
+    (model / "README.md").write_text("A card.")
+    output = written(model, tmp_path / "out", W4A16, "rtn")
+    found, config = open_source(output).config(), open_source(model).config()
+    assert config.pooled is not None
+    assert config.pooled.pooling == "mean"
+    assert (found.pooled, found.task) == (config.pooled, config.task)
+    assert (output / "README.md").read_text() == "A card."
+
+
+def test_layers_behind_the_pooling_are_not_written(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", "bert")
+    dense = [DenseModule(60, 8, "tanh")]
+    save_sentence_files(model, "mean_tokens", normalised=True, dense=dense)
+    with pytest.raises(CompileError, match=r"linear layers behind its pooling.*llmc compile --quant rounds the model"):
+        written(model, tmp_path / "out", W4A16, "rtn")
 
 
 @pytest.mark.parametrize(
