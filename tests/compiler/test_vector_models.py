@@ -283,8 +283,8 @@ def test_a_classifier_has_the_prompt_that_its_files_show(file: str, tmp_path: Pa
     """A reward model or a ranker of another prompt has Qwen3's architecture, too."""
     model = make_encoder(tmp_path / "model", "qwen3", labels=1)
 
-    def template(**asked: str) -> str | None:
-        task = open_source(model, **asked).config().task
+    def template(rank_prompt: str = "auto") -> str | None:
+        task = open_source(model, rank_prompt=rank_prompt).config().task
         assert task is not None
         assert (task.name, task.activation) == ("rank", "sigmoid")
         return task.template
@@ -296,12 +296,12 @@ def test_a_classifier_has_the_prompt_that_its_files_show(file: str, tmp_path: Pa
 
     prompt = RANK_TEMPLATES[QWEN3_RERANKER]
     assert template() is None
-    assert template(rank_prompt=QWEN3_RERANKER) == prompt
+    assert template(QWEN3_RERANKER) == prompt
     assert "the tokenizer's own pair; --rank-prompt qwen3-reranker puts them into that prompt" in note()
     (model / file).parent.mkdir(exist_ok=True)
     (model / file).write_text(json.dumps({"chat_template": prompt.partition("{")[0]}))
     assert template() == prompt
-    assert template(rank_prompt="none") is None
+    assert template("none") is None
     assert "in the prompt of qwen3-reranker; --rank-prompt none leaves it out" in note()
 
 
@@ -347,7 +347,7 @@ def test_padding_that_the_tokenizer_appends_is_not_read(compiled: Callable[..., 
     pad = SPECIAL.index("[SEP]")
     model = make_encoder(tmp_path / "model", "qwen3", labels=3, pad_token_id=pad)
     with LLM(compiled(model, buckets="prefill=2x64")) as llm:
-        texts: list[str | list[int]] = ["w1 w2 w3", "", [9, pad, 8, pad, pad], [pad, pad], [pad]]
+        texts: list[Any] = ["w1 w2 w3", "", [9, pad, 8, pad, pad], [pad, pad], [pad]]
         found = [llm.classify([text])[0] for text in texts]
         assert list(found[0].prompt_token_ids) == [2, 7, 8, 9]
     for text, one in zip(texts, found, strict=True):
