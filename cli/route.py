@@ -14,7 +14,7 @@ import typer
 from llmc.cli.options.config_flags import ConfigFlags, Flag
 from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.hand_over import hand_over_key
-from llmc.cli.options.http_limits import HTTP_LIMITS
+from llmc.cli.options.http_limits import DRAIN_TIMEOUT, HTTP_LIMITS
 from llmc.cli.options.numbers import finite
 from llmc.cli.serve_flags import serve_flags as words_of
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
@@ -23,8 +23,8 @@ from llmc.runtime.server.hand_over_headers import KEY_ENV
 _HELP = """Serve replicas of artifacts behind one endpoint with OpenAI's HTTP API.
 
 A request goes to the replica that has seen the beginning of its prompt, unless that replica is busy. If a replica is
-lost, another one continues its requests with the same bytes. SIGTERM and Ctrl+C let running requests finish. SIGHUP
-replaces local replicas one by one by the artifacts that are then at their paths.
+lost, another one continues its requests with the same bytes. SIGTERM and Ctrl+C let running requests finish, a
+second one ends them. SIGHUP replaces local replicas one by one by the artifacts that are then at their paths.
 
 \b
 Examples:
@@ -76,6 +76,7 @@ ROUTING = ConfigFlags(
     ),
     hand_over_chars=Flag("Shortest prompt, in bytes, that a prefill replica computes.", min=1, metavar="N"),
     **HTTP_LIMITS,
+    drain_timeout_s=DRAIN_TIMEOUT,
 )
 
 
@@ -150,7 +151,12 @@ def route_command(
         if "[warm-up]" not in line:
             print(line, file=sys.stderr, flush=True)
 
-    route(config, say=say, on_ready=lambda url: say(f"llmc: ready: {url}/v1"))
+    route(
+        config,
+        say=say,
+        on_ready=lambda url: say(f"llmc: ready: {url}/v1"),
+        on_stopping=lambda line: say(f"llmc: {line}"),
+    )
 
 
 def _roles(artifact: str, spawn: int, spawn_prefill: int) -> dict[str, int]:

@@ -6,7 +6,7 @@ import typer
 
 from llmc.cli.options.config_flags import ConfigFlags, Flag
 from llmc.cli.options.hand_over import hand_over_key
-from llmc.cli.options.http_limits import HTTP_LIMITS
+from llmc.cli.options.http_limits import DRAIN_TIMEOUT, HTTP_LIMITS
 from llmc.cli.options.num_states import STATES_HELP
 from llmc.cli.options.numbers import finite
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
@@ -113,14 +113,7 @@ SERVING = ConfigFlags(
     request_timeout_s=Flag(
         "Seconds that a request may take before it gets a 408; 0: no limit.", name="request_timeout", min=0, metavar="S"
     ),
-    drain_timeout_s=Flag(
-        "Seconds that a shutdown leaves running requests to finish.",
-        name="drain_timeout",
-        given=float,
-        read=float,
-        min=0,
-        metavar="S",
-    ),
+    drain_timeout_s=DRAIN_TIMEOUT,
     nice=Flag(
         "Niceness of the HTTP threads, which lets the engine's run first.", default=10, min=0, max=19, metavar="N"
     ),

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from llmc.runtime.loadgen.http import UrlError
-from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.errors import ApiError, draining
 from llmc.runtime.server.message_errors import response_of
 from llmc.version import __version__
 
@@ -40,6 +40,25 @@ class RouterApp:
     def __init__(self, config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, update: Update | None) -> None:
         self._config, self._fleet, self._metrics, self._update = config, fleet, metrics, update
         self.stopping = False
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that replicas answer, or that wait for one."""
+        return len(self._running)
+
+    def begin_drain(self, timeout_s: float | None) -> asyncio.Task[int]:
+        """Refuses new requests; running ones get timeout_s (None: no limit). The task returns how many were
+        cancelled."""
+        self.stopping = True
+        return asyncio.create_task(self._drain(timeout_s))
+
+    def abandon(self) -> int:
+        """Ends all requests at once, with an error; returns their number."""
+        self.stopping = True
+        for work in self._running:
+            work.cancel()
+        return len(self._running)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,17 +102,28 @@ class RouterApp:
             headers = [kind, (b"content-length", b"%d" % len(data)), (b"x-request-id", request_id)]
             if status == 503:
                 headers.append((b"retry-after", b"5"))
+            if self.stopping:
+                headers.append((b"connection", b"close"))
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": data})
             return
         if self.stopping:
-            headers_ = {"Retry-After": "5", "Connection": "close"}
-            raise ApiError(
-                "the router is shutting down: try again later", status=503, code="draining", headers=headers_
-            )
+            raise draining("the router is shutting down: try again later")
         relay = Relay(self._fleet, self._metrics, inbound, request_id)
         work = asyncio.create_task(relay.run(send))
-        await until_left(work, asyncio.create_task(_client_left(receive)))
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
+        try:
+            await until_left(work, asyncio.create_task(_client_left(receive)))
+        except asyncio.CancelledError:
+            if not work.cancelled():
+                raise
+            await relay.end(send, draining("the router shut down before the answer was complete"))
+
+    async def _drain(self, timeout_s: float | None) -> int:
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=timeout_s)
+        return self.abandon()
 
     def _own(self, method: str, path: str, inbound: Inbound) -> Awaitable[tuple[int, dict[str, Any] | bytes]] | None:
         """The router's own answer; None for requests that replicas answer."""

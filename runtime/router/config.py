@@ -33,7 +33,8 @@ class RouterConfig:
     elsewhere. block_chars: characters per block of a prompt; requests are routed by their leading blocks. load_factor:
     load, relative to the average, up to which a replica is preferred for a prefix it has seen.
     hand_over_key: key that servers of a role ask for; None: prefill servers are not used. hand_over_chars: bytes of the
-    shortest prompt that a prefill server computes.
+    shortest prompt that a prefill server computes. drain_timeout_s: time for running requests after a signal; None: no
+    limit.
     """
 
     replicas: tuple[str, ...] = ()
@@ -55,4 +56,5 @@ class RouterConfig:
     hand_over_chars: int = 4096
     max_body_bytes: int = 4 << 20
     client_timeout_s: float | None = 60.0
+    drain_timeout_s: float | None = 30.0
     uvicorn_log_level: str = "warning"

@@ -79,7 +79,7 @@ class Relay:
         self._is_long = len(text) >= self._config.hand_over_chars and _num_prompts(inbound.path, self._body) == 1
         self._failover: dict[str, Any] | None = None
         self._marks: StreamMarks | None = None
-        self._started = False
+        self._started = self._streams = False
         self._artifact: str | None = None
         self._pins = ExitStack()
         self._continue()
@@ -116,6 +116,15 @@ class Relay:
                         self._marks.restart()
                 finally:
                     replica.end()
+
+    async def end(self, send: Send, error: ApiError) -> None:
+        """Ends the answer of a cancelled `run` with an error. Raises `error` if nothing was sent, and ReplicaLost where
+        the client must see that the answer is cut off."""
+        if not self._started:
+            raise error
+        if not self._streams or self._marks is None:
+            raise ReplicaLost(str(error))
+        await self._end_stream(send, b"" if self._marks.done else self._event_of(error))
 
     async def _once(self, replica: Replica, send: Send) -> tuple[int, Headers, bytes] | None:
         """One attempt. Returns the refusal of a replica that has no room, or None once the answer is sent."""
@@ -285,7 +294,7 @@ class Relay:
         return self._marks.dialect.error_event(error, self._marks.num_events)
 
     async def _start(self, send: Send, status: int, headers: Headers) -> None:
-        self._started = True
+        self._started = self._streams = True
         kept = [(name, value) for name, value in headers if name not in _HOP]
         kept.append((b"x-request-id", self._request_id))
         await send({"type": "http.response.start", "status": status, "headers": kept})

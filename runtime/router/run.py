@@ -8,11 +8,11 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine
-from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from llmc.runtime.server.draining import DrainingServer, OnStopping
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.hosts import ANY, LOOPBACK, AllowedHosts, is_loopback
 from llmc.runtime.server.http_protocol import bounded_protocol
@@ -28,17 +28,29 @@ log = logging.getLogger("llmc.router")
 _LOOK_S = 0.05
 
 
-class _Process(uvicorn.Server):
-    """uvicorn, which finishes running requests at a first signal and stops at once at a second one."""
+class _Process(DrainingServer):
+    """Drains the router, then ends its local replicas."""
 
-    def __init__(self, config: uvicorn.Config, app: RouterApp) -> None:
-        super().__init__(config)
-        self._app = app
+    def __init__(
+        self, config: uvicorn.Config, app: RouterApp, spawner: Spawner, drain_timeout_s: float | None, tell: OnStopping
+    ) -> None:
+        super().__init__(config, drain_timeout_s, tell)
+        self._app, self._spawner = app, spawner
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own handler would end the process before its local replicas have ended.
-        self.force_exit = self.should_exit
-        self.should_exit = self._app.stopping = True
+    @property
+    def num_running(self) -> int:
+        return self._app.num_running
+
+    def begin_drain(self) -> asyncio.Task[int]:
+        return self._app.begin_drain(self._drain_timeout_s)
+
+    def abandon(self) -> int:
+        return self._app.abandon()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Replicas end last, as requests run at them. A second signal then hurries them."""
+        await super().shutdown(sockets)
+        await self._spawner.close(lambda: self.force_exit)
 
 
 async def _main(
@@ -47,6 +59,7 @@ async def _main(
     url: str,
     say: Callable[[str], None],
     on_ready: Callable[[str], None],
+    on_stopping: OnStopping,
 ) -> str | None:
     """Returns why it has ended by itself; None after a signal."""
     fleet, metrics = Fleet(config), RouterMetrics()
@@ -71,6 +84,9 @@ async def _main(
             backlog=2048,
         ),
         app,
+        spawner,
+        config.drain_timeout_s,
+        on_stopping,
     )
 
     failure: str | None = None
@@ -79,7 +95,7 @@ async def _main(
         nonlocal failure
         while not any(replica.ready for replica in fleet.replicas.values()):
             if (failure := spawner.refused) is not None:
-                process.should_exit = app.stopping = True
+                process.stop("a local replica refuses its flags")
                 return
             await asyncio.sleep(_LOOK_S)
         on_ready(url)
@@ -93,6 +109,8 @@ async def _main(
     tasks: set[asyncio.Task[None]] = {asyncio.create_task(tell())}
 
     def hang_up() -> None:
+        if app.stopping:
+            return
         task = asyncio.create_task(update())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -109,8 +127,15 @@ async def _main(
         await fleet.close()
 
 
-def route(config: RouterConfig, *, say: Callable[[str], None], on_ready: Callable[[str], None]) -> None:
-    """Routes until a signal. say: gets the lines of local replicas; on_ready: the URL, once a replica is ready.
+def route(
+    config: RouterConfig,
+    *,
+    say: Callable[[str], None],
+    on_ready: Callable[[str], None],
+    on_stopping: OnStopping | None = None,
+) -> None:
+    """Routes until a signal. say: gets the lines of local replicas; on_ready: the URL, once a replica is ready;
+    on_stopping: the reason for the end.
 
     Raises ServerError if it cannot listen, or if a local replica refuses its flags before any is ready.
     """
@@ -120,7 +145,7 @@ def route(config: RouterConfig, *, say: Callable[[str], None], on_ready: Callabl
         raise_file_limit()
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         with contextlib.suppress(KeyboardInterrupt):
-            failure = _run(_main(config, listener, url, say, on_ready))
+            failure = _run(_main(config, listener, url, say, on_ready, on_stopping or (lambda _: None)))
             if failure is not None:
                 raise ServerError(failure)
     finally:

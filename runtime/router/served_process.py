@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from llmc.runtime.die_with_parent import dying_with_this_process
@@ -16,6 +17,7 @@ SERVE = (sys.executable, "-P", "-m", "llmc.cli.main", "serve")
 """The command; flags and artifact are appended."""
 _READY = re.compile(r"llmc: ready: .* at (https?://\S+)/v1")
 _MAX_LINE = 1 << 16
+_HURRY_S, _LOOK_S = 5.0, 0.05
 _USAGE = 2
 """Exit code of `llmc serve` for a wrong command line."""
 
@@ -83,16 +85,23 @@ class ServedProcess:
             raise
         return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
-    async def stop(self, most_s: float) -> None:
-        """Lets it finish its requests; kills it after most_s seconds."""
+    async def stop(self, most_s: float, in_a_hurry: Callable[[], bool] = lambda: False) -> None:
+        """Lets it finish its requests; kills it after most_s seconds. in_a_hurry: whether it must end at once instead,
+        asked again and again."""
         process = self._process
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), most_s)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
+        ended = asyncio.create_task(process.wait())
+        end, hurried = time.monotonic() + most_s, False
+        while not ended.done() and (left := end - time.monotonic()) > 0:
+            if in_a_hurry() and not hurried:
+                hurried, end = True, min(end, time.monotonic() + _HURRY_S)
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)  # a second SIGTERM might be taken for the first
+            await asyncio.wait({ended}, timeout=min(left, _LOOK_S))
+        with contextlib.suppress(ProcessLookupError):
+            if not ended.done():
                 process.kill()
-            await process.wait()
+        await ended

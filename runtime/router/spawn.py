@@ -41,11 +41,12 @@ class Local:
         self._stopping = False
         self._life = asyncio.create_task(self._live())
 
-    async def stop(self) -> None:
-        """Stops the process: it finishes its requests, and is killed if that takes too long."""
+    async def stop(self, in_a_hurry: Callable[[], bool] = lambda: False) -> None:
+        """Stops the process: it finishes its requests, and is killed if that takes too long. in_a_hurry: as in
+        ServedProcess."""
         self._stopping = self.replica.stopping = True
         if self._process is not None:
-            await self._process.stop(_STOP_S)
+            await self._process.stop(_STOP_S, in_a_hurry)
         self._life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._life
@@ -131,13 +132,13 @@ class Spawner:
         """Whether an update runs."""
         return self._updating is not None and not self._updating.done()
 
-    async def close(self) -> None:
-        """Ends all processes."""
+    async def close(self, in_a_hurry: Callable[[], bool] = lambda: False) -> None:
+        """Ends all processes. in_a_hurry: as in ServedProcess."""
         tasks = [*self._ending, *([] if self._updating is None else [self._updating])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(one.stop() for one in self._locals))
+        await asyncio.gather(*(one.stop(in_a_hurry) for one in self._locals))
         self._locals.clear()
 
     def _start_one(self, plan: SpawnPlan) -> Local:

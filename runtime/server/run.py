@@ -23,8 +23,9 @@ from .app import create_app
 from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
+from .draining import OnStopping
 from .hand_over import no_hand_over
-from .process import BACKLOG, OnStopping, ServerProcess
+from .process import BACKLOG, ServerProcess
 from .tls import why_unusable
 
 log = logging.getLogger("llmc.server")

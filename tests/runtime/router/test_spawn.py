@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.router import fleet as fleets
-from llmc.runtime.router import spawn
+from llmc.runtime.router import served_process, spawn
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
 from llmc.runtime.router.fleet import Fleet
 from llmc.runtime.router.run import route
@@ -162,3 +162,33 @@ def test_one_that_ends_for_another_reason_is_started_again(tmp_path: Path, caplo
 
     asyncio.run(run())
     assert "it is broken" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("ignored", "most_s", "how"),
+    [(["SIGTERM"], 3600.0, "exit code 3"), (["SIGTERM", "SIGINT"], 0.2, "killed by signal 9")],
+)
+def test_a_process_that_must_end_at_once(
+    ignored: list[str], most_s: float, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second signal comes, and then it is killed."""
+    monkeypatch.setattr(served_process, "_HURRY_S", most_s)
+    script = f"""
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.exit(3))
+for name in {ignored}:
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+print("started", file=sys.stderr, flush=True)
+time.sleep(3600)
+"""
+
+    async def run() -> None:
+        started = asyncio.Event()
+        process = ServedProcess((sys.executable, "-S", "-c", script), lambda _: started.set(), lambda _: None)
+        await process.start()
+        ending = asyncio.create_task(process.ended())
+        await started.wait()
+        await process.stop(3600, lambda: True)
+        assert how in await ending
+
+    asyncio.run(asyncio.wait_for(run(), 60))
