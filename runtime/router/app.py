@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from llmc.runtime.loadgen.http import UrlError
 from llmc.runtime.server.errors import ApiError, draining
 from llmc.runtime.server.message_errors import response_of
+from llmc.runtime.server.trailing_slash import drop_trailing_slash
 from llmc.version import __version__
 
 from .config import RouterConfig
@@ -63,6 +64,7 @@ class RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        drop_trailing_slash(scope)
         headers: Headers = scope["headers"]
         given = next((value for name, value in headers if name == b"x-request-id"), b"")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()

@@ -16,6 +16,7 @@ from .config import ServerConfig
 from .context import ServerContext
 from .head_requests import HeadRequests
 from .routes import add_routes
+from .trailing_slash import TrailingSlash
 
 
 def create_app(
@@ -43,7 +44,7 @@ def create_app(
             watching.close()
 
     # FastAPI's documentation pages load foreign scripts; openapi.install serves tools.
-    app = FastAPI(title="llmc", version=__version__, lifespan=lifespan, openapi_url=None)
+    app = FastAPI(title="llmc", version=__version__, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.server = server
     errors.install(app)
     endpoints.install(app)
@@ -51,6 +52,7 @@ def create_app(
     app.add_middleware(HeadRequests)
     security.install(app, config, server.memory)
     message_errors.install(app)
+    app.add_middleware(TrailingSlash)
     watching.install(app)
     openapi.install(app, server)
     return app

@@ -73,6 +73,20 @@ def test_the_routers_own_key_shows_nothing_to_a_client_without_one() -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_slash_behind_a_path_changes_nothing() -> None:
+    async def tells_its_path(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        await server_of({scope["path"]: scope["path"]})(scope, receive, send)
+
+    async def run() -> None:
+        async with router_of({"a": tells_its_path}) as (_, client):
+            assert (await client.get("/v1/models/")).json() == {"object": "list", "data": []}
+            assert (await client.get("/v1/llmc/replicas/")).json()["object"] == "list"
+            for path in ("/v1/completions", "/", "/v1/responses/r1"):
+                assert (await client.post(f"{path}/?a=b/".replace("//", "/"), json={})).text == path
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_the_page_waits_for_no_replica_that_is_lost_or_slow() -> None:
     async def hangs(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         asked.append(scope["path"])

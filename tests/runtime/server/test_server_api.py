@@ -71,6 +71,16 @@ def test_models(running: Running) -> None:
     assert "'other'" in error["message"]
 
 
+def test_a_slash_behind_a_path_changes_nothing(running: Running) -> None:
+    assert running.client.get("/v1/models/").json() == running.client.get("/v1/models").json()
+    assert running.client.get("/health/").json() == {"status": "ok"}
+    assert running.client.get("/", headers={"Accept": "text/html"}).status_code == 200
+    answer = running.post("/v1/completions/", prompt="Hi", max_tokens=2)
+    assert (answer.status_code, answer.json()["object"]) == (200, "text_completion")
+    assert error_of(running.client.get("/v1/none/"), 404)["code"] == "unknown_endpoint"
+    assert error_of(running.client.get("/v1/completions/"), 405)["code"] == "method_not_allowed"
+
+
 def test_request_ids_go_back(running: Running) -> None:
     assert running.client.get("/health", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
     first, second = (running.client.get("/health").headers["x-request-id"] for _ in range(2))
