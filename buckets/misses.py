@@ -14,7 +14,9 @@ lines. Readers add up equal shapes, and skip a last line cut off by a crash.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,9 +74,13 @@ def append_misses(path: Path, misses: Iterable[Miss]) -> None:
     if not text:
         return
     try:
-        with path.open("a", encoding="utf-8") as out:
+        with path.open("ab", buffering=0) as out:
+            start = out.tell()
             # One write per call, so that lines of several writers do not mix.
-            out.write((json.dumps(HEADER) + "\n" if out.tell() == 0 else "") + text)
+            data = ((json.dumps(HEADER) + "\n" if start == 0 else "") + text).encode()
+            if out.write(data) != len(data):  # no line may be appended to a part of one
+                out.truncate(start)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise BucketError(f"cannot write the record of misses {path}: {error.strerror or error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -25,6 +26,7 @@ class LineFile:
         self._complained = False
         self._fd: int | None = None
         self._size = 0
+        self._torn = False  # the file ends in a part of a line
         self._open()
 
     def write(self, line: str) -> None:
@@ -63,16 +65,40 @@ class LineFile:
             self._fd = 1
             return
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        self._size = os.fstat(self._fd).st_size
+        self._size, self._torn = os.fstat(self._fd).st_size, False
         if self._size == 0 and self._header is not None:
-            self._append(self._header.encode() + b"\n")
+            try:
+                self._append(self._header.encode() + b"\n")
+            except OSError:
+                self._close()  # the next write begins with the header again
+                raise
 
     def _append(self, data: bytes) -> None:
+        """Appends all of `data` or, as far as the file allows, nothing."""
         assert self._fd is not None
-        while data:  # a pipe or a full disk may accept only a part
-            written = os.write(self._fd, data)
-            self._size += written
-            data = data[written:]
+        if self._torn:
+            data = b"\n" + data
+        written = 0
+        try:
+            while written < len(data):  # a pipe or a full disk may accept only a part
+                written += os.write(self._fd, data[written:])
+        except OSError:
+            if written > 0:
+                self._take_back(written)
+            raise
+        self._size += written
+        self._torn = False
+
+    def _take_back(self, written: int) -> None:
+        """Removes the part of a line that was written, so that the next line is not appended to it."""
+        assert self._fd is not None
+        was_torn, self._torn = self._torn, True
+        with contextlib.suppress(OSError):  # a pipe keeps it
+            end = os.lseek(self._fd, 0, os.SEEK_CUR)
+            if os.fstat(self._fd).st_size == end:  # else another process has appended since
+                os.ftruncate(self._fd, end - written)
+                os.lseek(self._fd, end - written, os.SEEK_SET)  # standard output may have no O_APPEND
+                self._torn = was_torn
 
     def _rotate(self) -> None:
         assert self.path is not None

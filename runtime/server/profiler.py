@@ -6,6 +6,7 @@ contains lengths and times of requests, never their text.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -97,12 +98,17 @@ class Profiler:
             now_ns = time.monotonic_ns()
             path = self._free_path()
             temporary = path.with_suffix(".part")
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-                for index, event in enumerate(self._events()):
-                    file.write((",\n" if index else "") + json.dumps(event))
-                file.write("\n]}\n")
-            temporary.replace(path)
+            try:
+                with temporary.open("w", encoding="utf-8") as file:
+                    file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+                    for index, event in enumerate(self._events()):
+                        file.write((",\n" if index else "") + json.dumps(event))
+                    file.write("\n]}\n")
+                temporary.replace(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                raise
             summary = {
                 "file": str(path),
                 "seconds": (now_ns - self._started_ns) / 1e9,

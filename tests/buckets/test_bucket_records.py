@@ -17,6 +17,7 @@ from llmc.cli.main import main
 from llmc.compiler.store.cache import Difference
 from llmc.compiler.store.differences import differing
 
+from support.full_disk import room_for
 from support.manifests import edit_manifest
 
 if TYPE_CHECKING:
@@ -63,6 +64,15 @@ def test_a_line_cut_off_by_a_crash_is_skipped(tmp_path: Path) -> None:
     append_misses(path, [A, B])
     path.write_text(path.read_text()[:-20])
     assert read_misses(path) == [A]
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "misses.jsonl"
+    append_misses(path, [A])
+    with room_for(path.stat().st_size + 20), pytest.raises(BucketError, match="No space left"):
+        append_misses(path, [B])
+    append_misses(path, [B])
+    assert read_misses(path) == [A, B]
 
 
 @pytest.mark.parametrize(("miss", "bucket"), [(A, "decode:9x700"), (B, "prefill:1x900")])

@@ -25,6 +25,7 @@ from llmc.runtime.server.line_file import LineFile
 from llmc.runtime.server.requests import EngineRequest, RequestRecord
 from llmc.runtime.server.trace_recorder import PREFIX_BLOCK, TraceFileError, TraceRecorder
 
+from support.full_disk import room_for
 from support.server_harness import Running, running_server, slow_down, until
 
 MS = 1_000_000
@@ -156,6 +157,51 @@ def test_a_full_disk_costs_lines_and_no_requests(capfd: pytest.CaptureFixture[st
     file.write("two")
     assert file.num_dropped == 2
     assert capfd.readouterr().err.count("cannot write to /dev/full") == 1
+
+
+def test_no_part_of_a_line_stays_on_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file, other = LineFile(path), LineFile(path)
+    file.write("x" * 4000)
+    with room_for(4096):
+        for _ in range(3):
+            file.write("a" * 200)
+            other.write("b" * 200)
+        file.write("short")
+    file.write("last")
+    assert path.read_text() == "x" * 4000 + "\nshort\nlast\n"
+    assert (file.num_dropped, other.num_dropped) == (3, 3)
+
+
+def test_a_part_that_cannot_be_taken_back_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log"
+    file = LineFile(path)
+    file.write("x" * 4000)
+    with monkeypatch.context() as patch, room_for(4096):
+        patch.setattr("os.ftruncate", lambda *_: os.close(-1))
+        file.write("a" * 200)
+    with room_for(4099):  # this part can be taken back, the one before it still cannot
+        file.write("b" * 200)
+    file.write("last")
+    assert [len(line) for line in path.read_text().splitlines()] == [4000, 95, 4]
+
+
+def test_a_trace_can_be_read_after_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with room_for(8), pytest.raises(OSError, match="too large"):
+        TraceRecorder(path)
+    recorder = TraceRecorder(path)
+    with room_for(path.stat().st_size + 130):
+        for _ in range(4):
+            recorder.on_record(RECORD)
+    path.rename(tmp_path / "old.jsonl")
+    with room_for(8):
+        recorder.reopen()
+        recorder.on_record(RECORD)
+    recorder.on_record(RECORD)
+    recorder.close()
+    assert len(read_trace(tmp_path / "old.jsonl")) == 1
+    assert len(read_trace(path)) == 1
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_at_the_start(tmp_path: Path) -> None:

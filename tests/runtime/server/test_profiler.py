@@ -15,6 +15,7 @@ from llmc.runtime.server.profiler import Profiler, ProfilerBusy
 from llmc.runtime.server.throughput import Throughput
 
 from support.artifacts import TinyArtifact
+from support.full_disk import room_for
 from support.server_harness import error_of, running_server, until
 
 
@@ -86,6 +87,9 @@ def test_a_profile_is_bounded_and_kept_when_it_cannot_be_written(tmp_path: Path)
     with pytest.raises(OSError, match="No such file"):
         profiler.stop()
     (tmp_path / "deep" / "er").mkdir()
+    with room_for(64), pytest.raises(OSError, match="too large"):
+        profiler.stop()
+    assert list((tmp_path / "deep" / "er").iterdir()) == []
     first = profiler.stop()
     assert (first["steps"], first["dropped_steps"]) == (3, 2)
     profiler.start()
