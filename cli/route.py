@@ -103,7 +103,7 @@ def route_command(
 
     from llmc.runtime.loadgen.http import Address, UrlError
     from llmc.runtime.router.run import route
-    from llmc.runtime.router.served_process import SERVE
+    from llmc.runtime.router.served_process import SERVE, without_access_log
 
     artifacts = artifacts or []
     if log_level not in _LOG_LEVELS:
@@ -132,7 +132,7 @@ def route_command(
     if artifacts and "--threads" not in flags:
         # Replicas that each use all CPUs would slow each other down.
         flags += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // ((spawn + spawn_prefill) * len(artifacts))))]
-    serve = [*SERVE, "--port", "0", "--no-access-log", *flags]
+    serve = [*SERVE, "--port", "0", *without_access_log(flags), *flags]
     logging.basicConfig(level=log_level.upper(), format="llmc: %(message)s", stream=sys.stderr)
     if spawn_prefill:
         given["hand_over_key"] = given["hand_over_key"] or secrets.token_hex(32)

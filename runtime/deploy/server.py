@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from llmc.runtime.deploy.registry import BEAT_S
-from llmc.runtime.router.served_process import SERVE, ServedProcess
+from llmc.runtime.router.served_process import SERVE, ServedProcess, without_access_log
 from llmc.runtime.router.upstream import ReplicaLost, Upstream
 from llmc.runtime.server.hand_over_headers import KEY_ENV
 
@@ -32,7 +32,7 @@ class Server:
     ) -> None:
         self.url: str | None = None
         self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
-        command = [*SERVE, artifact, "--host", host, "--port", "0", "--no-access-log", *flags]
+        command = [*SERVE, artifact, "--host", host, "--port", "0", *without_access_log(flags), *flags]
         environment = {} if hand_over_key is None else {KEY_ENV: hand_over_key}
         self.process = ServedProcess(command, self._hear, self._found, environment)
         self._load = {"load": 0.0, "kv_use": 0.0}

@@ -15,11 +15,19 @@ from llmc.runtime.die_with_parent import dying_with_this_process
 
 SERVE = (sys.executable, "-P", "-m", "llmc.cli.main", "serve")
 """The command; flags and artifact are appended."""
+_LOG_FILE = "--access-log-file"
 _READY = re.compile(r"llmc: ready: .* at (https?://\S+)/v1")
 _MAX_LINE = 1 << 16
 _HURRY_S, _LOOK_S = 5.0, 0.05
 _USAGE = 2
 """Exit code of `llmc serve` for a wrong command line."""
+
+
+def without_access_log(flags: Sequence[str]) -> list[str]:
+    """The flag that keeps the access log off the standard output, which nobody reads. None where `flags` name a file
+    for it."""
+    named = any(flag.partition("=")[0] == _LOG_FILE for flag in flags)
+    return [] if named else ["--no-access-log"]
 
 
 class ServedProcess:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from llmc.cli import main as cli
+from llmc.runtime.deploy.server import Server
 from llmc.runtime.router import fleet as fleets
-from llmc.runtime.router import served_process, spawn
+from llmc.runtime.router import run, served_process, spawn
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
 from llmc.runtime.router.fleet import Fleet
 from llmc.runtime.router.run import route
@@ -192,3 +194,15 @@ time.sleep(3600)
         assert how in await ending
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("flags", ["--access-log-file {}", "--access-log-file={}", "--threads 1"])
+def test_a_file_of_the_access_log_is_written(flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last of two flags that exclude each other, `llmc serve` takes the value."""
+    routed = list[RouterConfig]()
+    monkeypatch.setattr(run, "route", lambda config, **options: routed.append(config))
+    flags = flags.format(tmp_path / "log")
+    assert cli.main(["route", "--spawn", "1", str(tmp_path), "--serve-flags", flags]) == 0
+    server = Server(str(tmp_path), flags.split(), "127.0.0.1", None)
+    for command in (routed[0].spawn[0].command, server.process._command):
+        assert ("--no-access-log" in command) == (str(tmp_path / "log") not in flags)
