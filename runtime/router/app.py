@@ -19,6 +19,7 @@ from llmc.runtime.server.message_errors import response_of
 from llmc.runtime.server.trailing_slash import drop_trailing_slash
 from llmc.version import __version__
 
+from . import hops
 from .config import RouterConfig
 from .fleet import Fleet
 from .live import live_requests, live_state
@@ -90,6 +91,7 @@ class RouterApp:
             self._metrics.requests.labels(str(status)).inc()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+        hops.check_no_loop(scope["headers"], self._fleet.router_id)
         # Of an answer to HEAD, uvicorn leaves out the body.
         method, path = "GET" if scope["method"] == "HEAD" else scope["method"], scope["path"]
         body = await self._read(receive)
@@ -246,8 +248,8 @@ async def _client_left(receive: Receive) -> None:
 
 
 def _shown(inbound: Inbound) -> Headers:
-    """The client's API key, for replicas that want one."""
-    return [(name, value) for name, value in inbound.headers if name in (b"authorization", b"x-api-key")]
+    """The client's API key, for replicas that want one, and the routers before this one."""
+    return [(name, value) for name, value in inbound.headers if name in (b"authorization", b"x-api-key", hops.HEADER)]
 
 
 async def _done(status: int, content: dict[str, Any]) -> tuple[int, dict[str, Any] | bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import secrets
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -22,10 +23,14 @@ _LOOK_S = 0.25
 
 
 class Fleet:
-    """All replicas; lives on the event loop. Whoever adds a replica has it watched until it is removed."""
+    """All replicas; lives on the event loop. Whoever adds a replica has it watched until it is removed.
+
+    router_id: of this router, by which it knows its own requests.
+    """
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
+        self.router_id = secrets.token_hex(8)
         self.replicas: dict[str, Replica] = {}
         self.num_waiting = 0
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -37,7 +42,7 @@ class Fleet:
     def add(self, name: str, url: str | None) -> Replica:
         """Adds a replica that gets requests once it is ready. url None: its address follows by `move`. Raises
         UrlError."""
-        replica = Replica(name, url, self.config.replica_key, self._has_room, self.changed)
+        replica = Replica(name, url, self.config.replica_key, self._has_room, self.changed, self.router_id)
         self.replicas[name] = replica
         self._ring = Ring(self.replicas)
         watch = replica.watch(self.config.health_interval_s, self.config.health_timeout_s)

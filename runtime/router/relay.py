@@ -21,6 +21,7 @@ from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.hand_over_headers import HANDED_OVER, INTERIM_HEADER, KEY_HEADER, URL_HEADER
 from llmc.runtime.server.protocol.failover import MAX_SENT
 
+from . import hops
 from .config import RouterConfig
 from .dialects import DIALECTS
 from .fleet import Excluded, Fleet
@@ -31,7 +32,7 @@ from .stream_marks import StreamFailed, StreamMarks
 from .upstream import Answer, Headers, ReplicaLost
 
 FIELD = "llmc_failover"
-_BUSY = frozenset({429, 502, 503, 504})
+_BUSY = frozenset({429, 502, 503, 504, hops.LOOP})
 _OWN_ERRORS = (b'"server_error"', b'"api_error"')
 """Types of errors that are the replica's own: OpenAI's, and that of /v1/messages."""
 _COMPLETIONS = "/v1/completions"
@@ -40,6 +41,7 @@ _ROOM_S = 0.1
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
     | {b"host", b"content-length", b"expect", b"x-request-id", b"x-request-timeout"}
+    | {hops.HEADER}
     | {URL_HEADER.encode(), KEY_HEADER.encode(), INTERIM_HEADER.encode()}
 )
 
@@ -233,6 +235,7 @@ class Relay:
     def _headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(name, value) for name, value in self._inbound.headers if name not in _HOP]
         headers.append((b"x-request-id", self._request_id))
+        headers.append(hops.behind(self._inbound.headers, self._fleet.router_id))
         if timeout := self._inbound.header(b"x-request-timeout"):
             headers.append((b"x-request-timeout", self._time_left(timeout)))
         return headers
@@ -262,7 +265,7 @@ class Relay:
     async def _note_refusal(self, replica: Replica, epoch: int, status: int, excluded: Excluded) -> None:
         if status == 503 and epoch == replica.epoch:  # it is starting or stopping
             replica.lose("it takes no requests now")
-        if self._started:  # any of them may continue the stream once there is room
+        if self._started and status != hops.LOOP:  # any of them may continue the stream once there is room
             await asyncio.sleep(_ROOM_S)
         else:
             excluded.add((replica.name, epoch))

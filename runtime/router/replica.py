@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from . import hops
 from .upstream import Headers, ReplicaLost, Upstream
 
 log = logging.getLogger("llmc.router")
@@ -23,6 +24,7 @@ class Replica:
     epoch counts its restarts; what was known of an earlier epoch no longer holds. draining: it gets no new requests and
     finishes those it has. stopping: its process was told to end. role, blocks: as its /v1/models says. num_prefills:
     prompts that it computes for others.
+    router_id: of the router that asks.
     on_room: called when it has one request less. on_change: called when it may accept other requests than before.
     """
 
@@ -33,6 +35,7 @@ class Replica:
         key: str | None,
         on_room: Callable[[Replica], None],
         on_change: Callable[[], None],
+        router_id: str = "",
     ) -> None:
         self.name = name
         self.upstream: Upstream | None = None
@@ -47,6 +50,7 @@ class Replica:
         self.pid: int | None = None
         self.last_error: str | None = None
         self._headers: Headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
+        self._router_id = router_id
         self._on_room, self._on_change = on_room, on_change
         self._look = asyncio.Event()
         self._late_since: float | None = None
@@ -115,7 +119,9 @@ class Replica:
         ReplicaLost."""
         if self.upstream is None:
             raise ReplicaLost(f"{self.name} has not started")
-        answer = await self.upstream.request("GET", target, self._headers if headers is None else headers, b"")
+        shown = self._headers if headers is None else headers
+        kept = [one for one in shown if one[0] != hops.HEADER]
+        answer = await self.upstream.request("GET", target, [*kept, hops.behind(shown, self._router_id)], b"")
         try:
             return answer.status, await answer.body()
         finally:
@@ -164,7 +170,9 @@ class Replica:
         self._late_since = None
         if epoch != self.epoch:  # it was lost or moved in the meantime: check again
             return
-        if status not in (200, 503) and self.state != "ready":
+        if status == hops.LOOP:
+            self._gone("it is this router, or leads back to it: give the address of llmc serve")
+        elif status not in (200, 503) and self.state != "ready":
             self._gone(f"GET /ready gives status {status}: give the address of llmc serve")
         elif status == 200:
             if self.state != "ready":
