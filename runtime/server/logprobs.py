@@ -11,21 +11,18 @@ from .token_text import TokenTexts
 
 
 def completion_logprobs(
-    texts: TokenTexts, entries: Sequence[TokenLogprob | int], num_top: int, offset: int = 0
+    texts: TokenTexts, entries: Sequence[TokenLogprob | int], num_top: int, offsets: Sequence[int]
 ) -> dict[str, Any]:
     """The logprobs object of /v1/completions. A bare token id is a token without logprob, such as the prompt's first.
 
-    offset: characters before the first token. top_logprobs includes the chosen token, as OpenAI's does.
+    offsets: of the tokens, in the text. top_logprobs includes the chosen token, as OpenAI's does.
     """
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
-    offsets: list[int] = []
     for entry in entries:
         token_id = entry if isinstance(entry, int) else entry.token_id
         tokens.append(texts.label(token_id))
-        offsets.append(offset)
-        offset += len(tokens[-1])
         if isinstance(entry, int):
             token_logprobs.append(None)
             top_logprobs.append(None)
@@ -37,7 +34,7 @@ def completion_logprobs(
         "tokens": tokens,
         "token_logprobs": token_logprobs,
         "top_logprobs": top_logprobs if num_top > 0 else None,
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 

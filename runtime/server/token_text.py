@@ -22,6 +22,8 @@ class TokenTexts:
         pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((v[0], i) for i, v in enumerate(vocabulary))
         self._pieces: dict[int, str] = {token_id: piece for piece, token_id in pairs}
         self._added = {item["id"]: str(item["content"]) for item in data.get("added_tokens") or ()}
+        self.special = frozenset(item["id"] for item in data.get("added_tokens") or () if item.get("special"))
+        """Ids that decoding may leave out."""
         kinds = set(_decoder_kinds(data.get("decoder") or {}))
         self._byte_level = "ByteLevel" in kinds or "ByteLevel" in set(_decoder_kinds(data.get("pre_tokenizer") or {}))
         self._byte_fallback = "ByteFallback" in kinds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llmc.runtime.gathered import Gathered
+from llmc.runtime.generation import decoder
 from llmc.runtime.outputs import CompletionOutput, TokenDelta, TokenLogprob
 from llmc.runtime.server.event_stream import DONE, EventStream, large_sse, sse, until_gone
 from llmc.runtime.server.output_format import guided_of
@@ -30,6 +31,7 @@ from ..protocol.common import usage
 from ..protocol.completions import CompletionRequest
 from ..protocol.ranking import check_guide
 from ..requests import EngineRequest
+from ..text_offsets import TextOffsets
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -116,6 +118,7 @@ class _Job:
     requests: list[EngineRequest]
     only_echo: bool
     resumption: Resumption
+    _known_offsets: dict[int, list[int]] = field(default_factory=dict)
 
     def answer(self, gathered: Sequence[Gathered]) -> dict[str, Any]:
         """The JSON of an answer that does not stream."""
@@ -127,7 +130,9 @@ class _Job:
                 if self.only_echo:
                     token_ids, logprobs, text = (), (), ""
                 choice = self._choice(index, number, echo + text, output)
-                choice["logprobs"] = self._logprobs(index, one.prompt_logprobs, logprobs or ())
+                if (offsets := self._offsets(index)) is not None:
+                    offsets.tell(text)
+                    choice["logprobs"] = self._logprobs(index, one.prompt_logprobs, logprobs or (), offsets, last=True)
                 if self.body.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = self._prompt_logprobs(one.prompt_logprobs)
                 if self.body.return_token_ids:
@@ -144,7 +149,7 @@ class _Job:
         num_output, cached = 0 if self.only_echo else resumption.num_tokens, [0] * len(self.requests)
         told: set[tuple[int, int]] = set()
         prompts: dict[int, Sequence[TokenLogprob]] = {}
-        offsets: dict[tuple[int, int], int] = {}
+        offsets: dict[tuple[int, int], TextOffsets | None] = {}
         async for delta in merged(streams):
             index = delta.index
             key = (index, delta.output_index)
@@ -155,23 +160,25 @@ class _Job:
             first = key not in told
             if delta.prompt_logprobs is not None:
                 prompts[index] = delta.prompt_logprobs
+            if first:
+                offsets[key] = self._offsets(index)
             if delta.told:
                 told.add(key)
-                offsets[key] = self._offset(index, delta.token_ids)
+                if (known := offsets[key]) is not None:
+                    known.tell(delta.text)
+                    known.of(delta.token_ids)
                 continue
             num_output += 0 if self.only_echo else len(delta.token_ids)
             if first:
                 told.add(key)
             size = self._size(delta, prompts.get(index) if first else None)
             chunk = await self.server.lanes.run(
-                partial(self._chunk, index, delta, prompts.get(index), first=first, offset=offsets.get(key, 0)), size
+                partial(self._chunk, index, delta, prompts.get(index), offsets[key], first=first), size
             )
             if chunk is None:
                 if comment := resumption.comment(delta):
                     yield comment
                 continue
-            if chunk["logprobs"] is not None:
-                offsets[key] = offsets.get(key, 0) + sum(map(len, chunk["logprobs"]["tokens"]))
             so_far = usage(self._num_prompt_tokens, num_output, sum(cached))
             event = {**self._head([chunk]), "usage": so_far if self.body.continuous_usage else None}
             yield await large_sse(self.server.lanes, partial(dict, event), size) + resumption.comment(delta)
@@ -179,12 +186,35 @@ class _Job:
             yield sse({**self._head([]), "usage": usage(self._num_prompt_tokens, num_output, sum(cached))})
         yield DONE
 
-    def _offset(self, index: int, token_ids: Sequence[int]) -> int:
-        """Characters before the next token, in the logprobs of an answer with these tokens so far."""
+    def _offsets(self, index: int) -> TextOffsets | None:
+        """Offsets of the output's tokens, in the logprobs of a choice; None without logprobs."""
         if self.body.logprobs is None:
-            return 0
-        prompt = self.requests[index].prompt_token_ids if self.body.echo else ()
-        return sum(len(self.server.token_texts.label(token_id)) for token_id in (*prompt, *token_ids))
+            return None
+        request = self.requests[index]
+        return TextOffsets(
+            self.server.token_texts,
+            decoder(self.server.engine.tokenizer, request.params),
+            skips_special=request.params.skip_special_tokens,
+            context=request.prompt_token_ids,
+            start=len(self._prompt_text(index)),
+        )
+
+    def _prompt_offsets(self, index: int) -> list[int]:
+        """Those of the prompt's tokens, which all choices repeat."""
+        if index not in self._known_offsets:
+            self._known_offsets[index] = self._find_prompt_offsets(index)
+        return self._known_offsets[index]
+
+    def _find_prompt_offsets(self, index: int) -> list[int]:
+        request, prompt = self.requests[index], self.body.prompts[index]
+        offsets = TextOffsets(
+            self.server.token_texts,
+            decoder(self.server.engine.tokenizer, request.params),
+            skips_special=request.params.skip_special_tokens,
+            given=self._prompt_text(index) if isinstance(prompt, str) else None,
+        )
+        offsets.tell(self._prompt_text(index))
+        return offsets.of(request.prompt_token_ids, last=True)
 
     def _size(self, delta: TokenDelta, prompt: Sequence[TokenLogprob] | None) -> int:
         """Approximate number of values in a chunk."""
@@ -197,7 +227,13 @@ class _Job:
         return self.requests[0].params.prompt_logprobs
 
     def _chunk(
-        self, index: int, delta: TokenDelta, prompt: Sequence[TokenLogprob] | None, *, first: bool, offset: int
+        self,
+        index: int,
+        delta: TokenDelta,
+        prompt: Sequence[TokenLogprob] | None,
+        offsets: TextOffsets | None,
+        *,
+        first: bool,
     ) -> dict[str, Any] | None:
         """A choice of a chunk; None if there is nothing to send yet."""
         echo = self._prompt_text(index) if first else ""
@@ -209,7 +245,10 @@ class _Job:
         if not (echo or text or logprobs or delta.finish_reason or tells_ids or tells_prompt):
             return None
         choice = self._choice(index, delta.output_index, echo + text, delta)
-        choice["logprobs"] = self._logprobs(index, prompt, logprobs or (), offset, with_prompt=first)
+        if offsets is not None:
+            offsets.tell(text)
+            last = delta.finish_reason is not None
+            choice["logprobs"] = self._logprobs(index, prompt, logprobs or (), offsets, with_prompt=first, last=last)
         if tells_prompt:
             choice["prompt_logprobs"] = self._prompt_logprobs(prompt)
         if self.body.return_token_ids:
@@ -229,16 +268,17 @@ class _Job:
         index: int,
         prompt: Sequence[TokenLogprob] | None,
         output: Sequence[TokenLogprob],
-        offset: int = 0,
+        offsets: TextOffsets,
         *,
         with_prompt: bool = True,
-    ) -> dict[str, Any] | None:
-        if self.body.logprobs is None:
-            return None
+        last: bool,
+    ) -> dict[str, Any]:
         before: list[TokenLogprob | int] = []
+        places = offsets.of([entry.token_id for entry in output], last=last)
         if self.body.echo and with_prompt:
             before = [self.requests[index].prompt_token_ids[0], *(prompt or ())]
-        return completion_logprobs(self.server.token_texts, [*before, *output], self.body.logprobs, offset)
+            places = [*self._prompt_offsets(index)[: len(before)], *places]
+        return completion_logprobs(self.server.token_texts, [*before, *output], self.body.logprobs or 0, places)
 
     def _prompt_logprobs(self, entries: Sequence[TokenLogprob] | None) -> list[dict[str, dict[str, Any]] | None]:
         return prompt_logprobs_json(self.server.token_texts, entries or (), self.body.prompt_logprobs or 0)
