@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from llmc.runtime.loadgen.http import UrlError
 from llmc.runtime.server.errors import ApiError, draining
+from llmc.runtime.server.http_protocol import arrived_late
 from llmc.runtime.server.message_errors import response_of
 from llmc.runtime.server.trailing_slash import drop_trailing_slash
 from llmc.version import __version__
@@ -83,7 +84,7 @@ class RouterApp:
             error.headers["X-Request-Id"] = request_id.decode()
             await response_of(error, scope["path"])(scope, receive, noted)
         except ClientLeft:
-            status = 499
+            status = 408 if arrived_late(scope) else 499
         except ReplicaLost as error:
             # The answer is cut off; the client notices because the connection ends before the body does.
             log.warning("%s %s is cut off: %s", scope["method"], scope["path"], error)

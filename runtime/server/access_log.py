@@ -51,7 +51,7 @@ def format_line(exchange: Exchange) -> str:
     """The line: ASCII, control characters escaped, long fields cut. With several prompts, times are those of the
     slowest.
 
-    status is null if the client left before the response began.
+    status is 499 if the client left before the response began.
     """
     started = datetime.fromtimestamp(exchange.started_unix_ns / 1e9, UTC)
     line: dict[str, Any] = {

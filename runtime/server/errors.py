@@ -17,6 +17,7 @@ from llmc.runtime.request_error import RequestError
 from llmc.runtime.text.chat_template import ChatTemplateError
 from llmc.runtime.text.tokenizer import TokenizerError
 
+from .http_protocol import arrived_late
 from .request_memory import MemoryRefused
 from .requests import ClientGone, QueueFull, RequestFailed, ServerStopping
 
@@ -111,6 +112,8 @@ def install(app: FastAPI) -> None:
             if kind != "application/json" and not kind.endswith("+json"):
                 message = f"the content type is {kind or 'missing'}: send JSON with Content-Type: application/json"
                 return ApiError(message, status=415, code="unsupported_media_type").response()
+        if isinstance(error, ClientDisconnect) and arrived_late(request.scope):
+            return ApiError("the request took too long to arrive", status=408, code="request_timeout").response()
         return as_api_error(error).response()
 
     known = (ApiError, RequestError, ChatTemplateError, TokenizerError, QueueFull, ServerStopping, RequestFailed)

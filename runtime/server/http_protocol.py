@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -18,9 +18,22 @@ from .upgrade_offers import DecliningParser
 MAX_HEAD_BYTES = 64 << 10
 INTERIM = "llmc.interim"
 """Key in the scope of a request: a function that sends the interim answer 102."""
+_ARRIVAL = "llmc.arrival"
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.05, 2.0
 _TOO_SLOW = "The request took too long to arrive."
+
+
+class _Arrival:
+    """Of a request's body. late: it did not come in time, and the client was told so."""
+
+    late = False
+
+
+def arrived_late(scope: Mapping[str, Any]) -> bool:
+    """Whether a request whose body ends early has got a 408; otherwise the client has left."""
+    arrival = scope.get(_ARRIVAL)
+    return isinstance(arrival, _Arrival) and arrival.late
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -96,7 +109,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = False, 0
         self._num_heads += 1
         self._start_reading()
-        self.scope[INTERIM] = self._interim(self.scope)  # type: ignore[literal-required]  # an extension of ours
+        # Extensions of ours.
+        self.scope[INTERIM] = self._interim(self.scope)  # type: ignore[literal-required]
+        self.scope[_ARRIVAL] = _Arrival()  # type: ignore[literal-required]
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             _send_unchunked(self.cycle)
@@ -164,6 +179,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # An earlier request over this connection is still answered.
             self._start_reading()
             return
+        if answering:
+            self.cycle.scope[_ARRIVAL].late = True  # type: ignore[typeddict-item]
         if not (answering and self.cycle.response_started):
             head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[408] + head % len(_TOO_SLOW) + _TOO_SLOW.encode())

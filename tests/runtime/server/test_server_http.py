@@ -162,6 +162,7 @@ def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server(server: 
         connection.sendall(JSON_HEAD + b"Content-Length: 33\r\n\r\n" + BODY[:10])
     until(lambda: b'status="499"' in server.ask("GET", "/metrics").content)
     assert b'status="500"' not in server.ask("GET", "/metrics").content
+    until(lambda: any('"status":499' in line for line in server.log))
     assert "Traceback" not in "".join(server.log)
 
 
@@ -208,6 +209,19 @@ def test_a_request_that_does_not_arrive_is_ended(impatient: LiveServer, name: st
     assert [answer[:3] for answer in answers] == ([b"200", b"408"] if "second" in name else [b"408"])
     assert answers[-1].endswith(b"The request took too long to arrive.")
     check_alive(impatient)
+
+
+def test_a_body_that_does_not_arrive_is_told_as_its_client_was(impatient: LiveServer) -> None:
+    """In the access log and in the metrics."""
+    head = JSON_HEAD + b"X-Request-Id: half\r\nContent-Length: 33\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", impatient.port), PATIENCE_S) as connection:
+        connection.sendall(head + BODY[:10])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+    until(lambda: any('"request_id":"half"' in line for line in impatient.log))
+    assert ['"status":408' in line for line in impatient.log if '"request_id":"half"' in line] == [True]
+    found = impatient.ask("GET", "/metrics").content
+    assert b'status="408"' in found
+    assert b'status="499"' not in found
 
 
 def test_a_drop_at_a_time_is_too_slow(impatient: LiveServer) -> None:
