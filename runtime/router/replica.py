@@ -139,7 +139,7 @@ class Replica:
         """For GET /v1/llmc/replicas."""
         return {
             "name": self.name,
-            "url": None if self.upstream is None else f"http://{self.upstream.name}",
+            "url": None if self.upstream is None else self.upstream.base,
             "state": "draining" if self.draining and self.ready else self.state,
             "models": list(self.models),
             "artifact": self.artifact,

@@ -177,6 +177,7 @@ class Upstream:
         host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
         self.name = f"{host}:{self.address.port}"
         self.url = url
+        self.base = f"{'https' if self.address.tls else 'http'}://{self.name}{self.address.prefix}"
         self._tls = ssl.create_default_context() if self.address.tls else None
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()

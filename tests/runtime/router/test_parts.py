@@ -229,6 +229,20 @@ def test_a_prefix_goes_where_it_was_unless_that_is_busy() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("https://host:8443/", "https://host:8443"),
+        ("https://host/a/v1", "https://host:443/a"),
+        ("http://[::1]:80", "http://[::1]:80"),
+        ("host:8000", "http://host:8000"),
+    ],
+)
+def test_the_address_that_is_told_is_the_one_that_is_asked(given: str, told: str) -> None:
+    replica = Replica("a", given, None, lambda _: None, lambda: None)
+    assert replica.to_json()["url"] == told
+
+
 def test_why_a_replica_is_not_ready_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async def absent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
