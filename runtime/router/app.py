@@ -14,7 +14,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from llmc.runtime.loadgen.http import UrlError
-from llmc.runtime.server.errors import ApiError, draining
+from llmc.runtime.server.api_keys import KnownKeys
+from llmc.runtime.server.errors import ApiError, draining, no_valid_key
 from llmc.runtime.server.http_protocol import arrived_late
 from llmc.runtime.server.message_errors import response_of
 from llmc.runtime.server.trailing_slash import drop_trailing_slash
@@ -30,6 +31,8 @@ from .upstream import Headers, ReplicaLost
 
 log = logging.getLogger("llmc.router")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_MODELS = b"/v1/models"
+_MOST_WAIT_S = 2.0  # for a replica that may know a key
 _PREFIX = "/v1/llmc/replicas"
 _JSON = (b"content-type", b"application/json")
 Update = Callable[[str | None, str | None], Awaitable[dict[str, Any]]]
@@ -42,6 +45,7 @@ class RouterApp:
 
     def __init__(self, config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, update: Update | None) -> None:
         self._config, self._fleet, self._metrics, self._update = config, fleet, metrics, update
+        self._keys = None if config.replica_key is None else KnownKeys([config.replica_key])
         self.stopping = False
         self._running: set[asyncio.Task[None]] = set()
 
@@ -139,7 +143,7 @@ class RouterApp:
                 case "/version":
                     return _done(200, {"version": __version__, "router": True})
                 case "/v1/models":
-                    return self._models()
+                    return self._models(inbound)
                 case "/metrics":
                     return self._page(inbound)
                 case "/v1/llmc/state":
@@ -161,7 +165,13 @@ class RouterApp:
         # The process is healthy without replicas, which may come back; requests wait for them.
         return (200, well) if count or not ready else (503, {**well, "status": "starting"})
 
-    async def _models(self) -> tuple[int, dict[str, Any] | bytes]:
+    async def _models(self, inbound: Inbound) -> tuple[int, dict[str, Any] | bytes]:
+        # Replicas that ask the router for a key ask clients, too. They may know others besides.
+        if self._keys is not None and self._keys.number(inbound.headers) is None:
+            headers, ready = _shown(inbound), [one for one in self._fleet.replicas.values() if one.ready]
+            answers = await asyncio.gather(*(one.get_within(_MOST_WAIT_S, _MODELS, headers) for one in ready))
+            if not any(answer is not None and answer[0] == 200 for answer in answers):
+                raise no_valid_key()
         found: dict[str, dict[str, Any]] = {}
         for replica in self._fleet.replicas.values():
             if not replica.draining:

@@ -103,6 +103,16 @@ def draining(message: str) -> ApiError:
     return ApiError(message, status=503, code="draining", headers=headers)
 
 
+def no_valid_key() -> ApiError:
+    """The answer to a client without a known API key."""
+    return ApiError(
+        "no valid API key: send one as Authorization: Bearer KEY",
+        status=401,
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
 def install(app: FastAPI) -> None:
     """Makes `app` answer every exception in OpenAI's shape."""
 

@@ -180,7 +180,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._start_reading()
             return
         if answering:
-            self.cycle.scope[_ARRIVAL].late = True  # type: ignore[typeddict-item]
+            self.cycle.scope[_ARRIVAL].late = True  # type: ignore[literal-required]
         if not (answering and self.cycle.response_started):
             head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[408] + head % len(_TOO_SLOW) + _TOO_SLOW.encode())

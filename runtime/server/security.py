@@ -5,7 +5,6 @@ They are pure ASGI, so that streams are not buffered and disconnects reach the r
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import re
 import uuid
@@ -19,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmc.shown import shown
 
+from .api_keys import KnownKeys
 from .config import ServerConfig
-from .errors import ApiError
+from .errors import ApiError, no_valid_key
 from .hand_over import PATH as HAND_OVER_PATH
 from .hosts import AllowedHosts, hosts_of
 from .page_files import PAGE_PATHS
@@ -82,35 +82,18 @@ class ApiKeys:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._keys = [(number, form) for number, key in enumerate(keys) for form in _forms(key)]
+        self._keys = KnownKeys(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        number = self._number(scope)
+        number = self._keys.number(scope["headers"])
         if number is not None:
             scope["llmc.key"] = number
             await self._app(scope, receive, send)
             return
-        error = ApiError(
-            "no valid API key: send one as Authorization: Bearer KEY",
-            status=401,
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-        await error.response()(scope, receive, send)
-
-    def _number(self, scope: Scope) -> int | None:
-        """Number of the key in a request; None if it is unknown or missing."""
-        headers = dict(scope["headers"])
-        # Bytes, not text: white space in Latin-1 may be part of a character in UTF-8.
-        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
-        shown = [bearer if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
-        # Every key is compared, in constant time, so that the answer does not tell how close a guess was.
-        tokens = [token.strip(b" \t") for token in shown]
-        known = [number for token in tokens for number, key in self._keys if hmac.compare_digest(token, key)]
-        return known[0] if known else None
+        await no_valid_key().response()(scope, receive, send)
 
 
 class HandOverKey:
@@ -134,15 +117,6 @@ def key_of(scope: Scope) -> int | None:
     """Number of the request's key; None on a server without keys."""
     number: int | None = scope.get("llmc.key")
     return number
-
-
-def _forms(key: str) -> list[bytes]:
-    """Bytes of a key as clients send it: in UTF-8, or in Latin-1 as some libraries write headers."""
-    forms = [key.encode("utf-8", "surrogateescape")]
-    if not key.isascii():
-        with contextlib.suppress(UnicodeEncodeError):
-            forms.append(key.encode("latin-1"))
-    return forms
 
 
 class PlainBodies:

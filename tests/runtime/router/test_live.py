@@ -73,6 +73,27 @@ def test_the_routers_own_key_shows_nothing_to_a_client_without_one() -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_models_need_the_key_that_replicas_ask_for() -> None:
+    models = {"/v1/models": {"data": [{"id": "m"}]}}
+
+    async def run() -> None:
+        async with router_of({"a": ApiKeys(server_of(models), ["secret", "other"])}, key="secret") as (fleet, client):
+            fleet.replicas["a"].listed = [{"id": "m"}]
+            for key in ("secret", "other"):
+                for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
+                    assert (await client.get("/v1/models", headers=headers)).json()["data"] == [{"id": "m"}]
+            for headers in ({}, {"authorization": "Bearer wrong"}):
+                refused = await client.get("/v1/models", headers=headers)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            fleet.replicas["a"].state = "lost"
+            assert (await client.get("/v1/models", headers={"x-api-key": "secret"})).status_code == 200
+            assert (await client.get("/v1/models")).status_code == 401
+        async with router_of({"a": server_of(models)}) as (_, client):
+            assert (await client.get("/v1/models")).status_code == 200
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_a_slash_behind_a_path_changes_nothing() -> None:
     async def tells_its_path(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         await server_of({scope["path"]: scope["path"]})(scope, receive, send)
