@@ -99,7 +99,7 @@ class RouterApp:
         hops.check_no_loop(scope["headers"], self._fleet.router_id)
         # Of an answer to HEAD, uvicorn leaves out the body.
         method, path = "GET" if scope["method"] == "HEAD" else scope["method"], scope["path"]
-        body = await self._read(receive)
+        body = await self._read(scope["headers"], receive)
         query: bytes = scope["query_string"]
         target = scope.get("raw_path", path.encode()) + (b"?" + query if query else b"")
         inbound = Inbound(method, path, target, scope["headers"], body)
@@ -234,8 +234,11 @@ class RouterApp:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(shown.strip(), key.encode()):
             raise ApiError("show the admin key as Authorization: Bearer KEY", status=401, code="invalid_api_key")
 
-    async def _read(self, receive: Receive) -> bytes:
-        parts, size, most = [], 0, self._config.max_body_bytes
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        parts, size, most = list[bytes](), 0, self._config.max_body_bytes
+        declared = next((value for name, value in headers if name == b"content-length"), b"")
+        if declared.isdigit() and int(declared) > most:  # before a client that waits for it is told to go on
+            raise _too_large(most)
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -243,14 +246,15 @@ class RouterApp:
             part = message.get("body", b"")
             size += len(part)
             if size > most:
-                raise ApiError(
-                    f"the body is larger than {most} bytes: send less, or raise --max-body-size",
-                    status=413,
-                    headers={"Connection": "close"},
-                )
+                raise _too_large(most)
             parts.append(part)
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(most: int) -> ApiError:
+    message = f"the body is larger than {most} bytes: send less, or raise --max-body-size"
+    return ApiError(message, status=413, headers={"Connection": "close"})
 
 
 async def _client_left(receive: Receive) -> None:

@@ -94,6 +94,27 @@ def test_models_need_the_key_that_replicas_ask_for() -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
+    """A client that asks whether to send it is not told to go on."""
+
+    async def run() -> None:
+        async with router_of({}) as (fleet, client):
+            router = client._transport.app
+            options = uvicorn.Config(router, lifespan="off", log_level="error")
+            server, listener = uvicorn.Server(options), socket.create_server(("127.0.0.1", 0))
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            size = fleet.config.max_body_bytes + 1
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+            writer.write(head % size)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+            writer.close()
+            server.should_exit = True
+            await serving
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_a_slash_behind_a_path_changes_nothing() -> None:
     async def tells_its_path(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         await server_of({scope["path"]: scope["path"]})(scope, receive, send)
