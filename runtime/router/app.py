@@ -34,6 +34,9 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _MODELS = b"/v1/models"
 _MOST_WAIT_S = 2.0  # for a replica that may know a key
 _PREFIX = "/v1/llmc/replicas"
+_OWN = frozenset({"/health", "/ready", "/version", "/metrics", "/v1/models", _PREFIX}) | frozenset(
+    {"/v1/llmc/state", "/v1/llmc/requests"}
+)
 _JSON = (b"content-type", b"application/json")
 Update = Callable[[str | None, str | None], Awaitable[dict[str, Any]]]
 """Replaces local replicas. Arguments: (model, artifact); None for all models, or for the current target of the paths.
@@ -93,7 +96,8 @@ class RouterApp:
             # The answer is cut off; the client notices because the connection ends before the body does.
             log.warning("%s %s is cut off: %s", scope["method"], scope["path"], error)
         finally:
-            self._metrics.requests.labels(str(status)).inc()
+            if not _is_own(scope["method"], scope["path"]):
+                self._metrics.requests.labels(str(status)).inc()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
         hops.check_no_loop(scope["headers"], self._fleet.router_id)
@@ -152,7 +156,7 @@ class RouterApp:
                     return live_requests(self._fleet, _shown(inbound))
                 case "/v1/llmc/replicas":
                     return _done(200, self._fleet.to_json())
-        if path == "/v1/llmc/update" or path.startswith(_PREFIX):
+        if _administers(path):
             return self._administer(method, path, inbound)
         return None
 
@@ -255,6 +259,15 @@ class RouterApp:
 def _too_large(most: int) -> ApiError:
     message = f"the body is larger than {most} bytes: send less, or raise --max-body-size"
     return ApiError(message, status=413, headers={"Connection": "close"})
+
+
+def _administers(path: str) -> bool:
+    return path == "/v1/llmc/update" or path.startswith(_PREFIX)
+
+
+def _is_own(method: str, path: str) -> bool:
+    """Whether the router itself answers."""
+    return (method in ("GET", "HEAD") and path in _OWN) or _administers(path)
 
 
 async def _client_left(receive: Receive) -> None:

@@ -7,6 +7,8 @@ import re
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from llmc.runtime.server.without_created import WithoutCreated
+
 from .fleet import Fleet
 from .upstream import Headers
 
@@ -21,7 +23,9 @@ class RouterMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         new = self.registry
-        self.requests = Counter("llmc_router_requests", "Requests answered, by status.", ["status"], registry=new)
+        self.requests = Counter(
+            "llmc_router_requests", "Requests for replicas, by the status of their answer.", ["status"], registry=new
+        )
         self.retries = Counter(
             "llmc_router_retries", "Requests given to another replica before a byte was sent.", registry=new
         )
@@ -47,7 +51,7 @@ class RouterMetrics:
         ready = [one for one in fleet.replicas.values() if one.ready]
         answers = await asyncio.gather(*(one.get_within(_MOST_WAIT_S, b"/metrics", headers) for one in ready))
         parts = {one.name: found[1] for one, found in zip(ready, answers, strict=True) if found and found[0] == 200}
-        return bytes(generate_latest(self.registry)) + merged(parts)
+        return bytes(generate_latest(WithoutCreated(self.registry))) + merged(parts)
 
     def _note(self, fleet: Fleet) -> None:
         self._waiting.set(fleet.num_waiting)

@@ -21,6 +21,8 @@ from prometheus_client.utils import floatToGoString
 
 from llmc.graphs_format import COLLECTIVES
 
+from .without_created import WithoutCreated
+
 if TYPE_CHECKING:
     from llmc.runtime.binding import GraphInfo
     from llmc.runtime.binding.statistics import BucketMiss, EngineStats, GraphStats
@@ -78,7 +80,7 @@ class ServerMetrics:
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, OpenMetrics when `accept` asks for it."""
         encode, content_type = choose_encoder(accept)
-        return encode(_WithoutCreated(self.registry)), content_type
+        return encode(WithoutCreated(self.registry)), content_type
 
 
 class _RequestMetrics:
@@ -410,15 +412,3 @@ def _collectives(device: Mapping[str, int]) -> Iterator[Metric]:
         seconds.add_metric((op,), device.get(f"{op}_ns", 0) / 1e9)
         hidden.add_metric((op,), device.get(f"{op}_hidden_ns", 0) / 1e9)
     yield from (count, seconds, hidden)
-
-
-class _WithoutCreated(Collector):
-    """A registry without the `_created` series: they double the size of an exposition, and nothing here reads them."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            yield family

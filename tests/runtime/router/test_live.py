@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families as parse
 
 from llmc.runtime.router.app import RouterApp
 from llmc.runtime.router.config import RouterConfig
@@ -19,6 +21,8 @@ from llmc.runtime.router.fleet import Fleet
 from llmc.runtime.router.metrics import RouterMetrics
 from llmc.runtime.router.replica import Replica
 from llmc.runtime.server.security import ApiKeys
+
+from support.paths import ROOT
 
 STATE = {
     "model": "m", "ready": True, "uptime_s": 1.0, "num_requests": 0, "requests": [], "engine": {"steps": 1},
@@ -111,6 +115,48 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
             writer.close()
             server.should_exit = True
             await serving
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+_ROW = re.compile(r"^\| `(llmc_router_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
+
+
+def test_the_page_lists_every_metric_with_type_and_labels() -> None:
+    documented = {
+        name: (kind, frozenset(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels in _ROW.findall((ROOT / "docs/replicas.md").read_text(encoding="utf-8"))
+    }
+
+    async def run() -> None:
+        async with router_of({"a": server_of({})}) as (_, client):
+            await client.post("/v1/completions", json={})
+            actual = {
+                family.name + ("_total" if family.type == "counter" else ""): (
+                    family.type,
+                    frozenset(label for sample in family.samples for label in sample.labels),
+                )
+                for family in parse((await client.get("/metrics")).text)
+            }
+            assert documented == actual
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_requests_for_replicas_are_counted_and_looks_are_not() -> None:
+    async def run() -> None:
+        async with router_of({"a": server_of({})}) as (fleet, client):
+            for path in ("/ready", "/health", "/v1/models", "/v1/llmc/state", "/v1/llmc/replicas", "/version"):
+                await client.get(path)
+                await client.head(path)
+            await client.post("/v1/llmc/update")
+            fleet.replicas["a"].state = "lost"
+            assert (await client.get("/ready")).status_code == 503
+            assert "llmc_router_requests_total{" not in (await client.get("/metrics")).text
+            fleet.replicas["a"].state = "ready"
+            for path in ("/v1/completions", "/ready"):  # replicas refuse the second one
+                await client.post(path, json={})
+            assert 'llmc_router_requests_total{status="200"} 2.0' in (await client.get("/metrics")).text
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
