@@ -14,9 +14,10 @@ import uvicorn
 
 from llmc.runtime.server.draining import DrainingServer, OnStopping
 from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.file_limit import raise_file_limit
 from llmc.runtime.server.hosts import ANY, LOOPBACK, AllowedHosts, is_loopback
 from llmc.runtime.server.http_protocol import bounded_protocol
-from llmc.runtime.server.run import ServerError, listen, raise_file_limit
+from llmc.runtime.server.run import ServerError, listen
 
 from .app import RouterApp
 from .config import RouterConfig

@@ -13,6 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from .file_limit import FileWatch
 from .upgrade_offers import DecliningParser
 
 MAX_HEAD_BYTES = 64 << 10
@@ -21,6 +22,7 @@ INTERIM = "llmc.interim"
 _ARRIVAL = "llmc.arrival"
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.05, 2.0
+_FILES = FileWatch()
 _TOO_SLOW = "The request took too long to arrive."
 
 
@@ -58,6 +60,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            _FILES.note(connection.fileno())
         self._start_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:

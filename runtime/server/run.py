@@ -24,6 +24,7 @@ from .async_engine import AsyncEngine
 from .config import ServerConfig
 from .context import ServerContext
 from .draining import OnStopping
+from .file_limit import raise_file_limit
 from .hand_over import no_hand_over
 from .process import BACKLOG, ServerProcess
 from .tls import why_unusable
@@ -31,7 +32,6 @@ from .tls import why_unusable
 log = logging.getLogger("llmc.server")
 # Between two steps the engine's thread needs the interpreter's lock; by default Python lets others keep it for 5 ms.
 SWITCH_INTERVAL_S = 0.0005
-_MAX_FILES = 65536
 # By the device's statistic nccl_refusal, where nobody chose the host.
 _NCCL_REFUSALS = {
     2: "a rank cannot load NCCL; install NCCL 2.14 or later, or name its library with LLMC_NCCL_LIBRARY",
@@ -168,19 +168,6 @@ def _settle() -> None:
     step."""
     gc.collect()
     gc.freeze()
-
-
-def raise_file_limit() -> None:
-    """Raises the limit of open files, one per connection: many systems allow 1024 unless a process asks for more."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -275,7 +277,7 @@ def test_connections_may_be_many() -> None:
         "import resource as r\n"
         "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]\n"
         "r.setrlimit(r.RLIMIT_NOFILE, (256, hard))\n"
-        "from llmc.runtime.server.run import raise_file_limit\n"
+        "from llmc.runtime.server.file_limit import raise_file_limit\n"
         "raise_file_limit()\n"
         "wanted = 65536 if hard == r.RLIM_INFINITY else min(65536, hard)\n"
         "print(r.getrlimit(r.RLIMIT_NOFILE) == (wanted, hard))\n"
@@ -290,3 +292,21 @@ def test_clients_that_leave_free_what_they_used(server: LiveServer) -> None:
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:
             connection.sendall(JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     check_alive(server)
+
+
+def test_connections_beyond_the_limit_of_files_are_told_of(server: LiveServer) -> None:
+    """Once, however many there are."""
+    pid, told = server.process.pid, "and more connections are reset: raise the hard limit"
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    limit = max(int(file.name) for file in Path(f"/proc/{pid}/fd").iterdir()) + 20
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        with contextlib.ExitStack() as open_ones:
+            for _ in range(40):
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE_S))
+            until(lambda: any(told in line for line in server.log))
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    check_alive(server)
+    (line,) = [line for line in server.log if told in line]
+    assert f"nearly {limit} files are open" in line
