@@ -20,6 +20,7 @@ from llmc.runtime.server.bodies import check_size
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.hand_over_headers import HANDED_OVER, INTERIM_HEADER, KEY_HEADER, URL_HEADER
 from llmc.runtime.server.protocol.failover import MAX_SENT
+from llmc.runtime.server.refusals import PREVIOUS
 
 from . import hops
 from .config import RouterConfig
@@ -36,6 +37,7 @@ _BUSY = frozenset({429, 502, 503, 504, hops.LOOP})
 _OWN_ERRORS = (b'"server_error"', b'"api_error"')
 """Types of errors that are the replica's own: OpenAI's, and that of /v1/messages."""
 _COMPLETIONS = "/v1/completions"
+_STORED = "/v1/responses/"
 _ROOM_S = 0.1
 # Hop-by-hop headers, and headers that are rewritten for each connection.
 _HOP = frozenset(
@@ -76,6 +78,8 @@ class Relay:
         self._body = _parsed(inbound)
         model = self._body.get("model")
         self._model = model if isinstance(model, str) and model else fleet.default_model()
+        if inbound.path.startswith(_STORED):  # a stored answer may be of any model
+            self._model = None
         text = prompt_text(self._body) if self._body else b""
         self._hashes = block_hashes(text, self._config.block_chars) if text else []
         self._is_long = len(text) >= self._config.hand_over_chars and _num_prompts(inbound.path, self._body) == 1
@@ -155,7 +159,8 @@ class Relay:
         finally:
             answer.close()
         whole = answer.status, answer.headers, body
-        if answer.status in _BUSY or _is_server_error(answer.status, body):
+        refuses = answer.status in _BUSY or _is_server_error(answer.status, body)
+        if refuses or _may_be_elsewhere(inbound.path, answer.status, body):
             return whole
         await self._send_whole(send, *whole)
         return None
@@ -354,6 +359,13 @@ def _num_choices(path: str, body: Mapping[str, Any]) -> int:
 def _is_server_error(status: int, body: bytes) -> bool:
     """Whether the error is the replica's own, so that another one may succeed."""
     return status == 500 and any(kind in body for kind in _OWN_ERRORS)
+
+
+def _may_be_elsewhere(path: str, status: int, body: bytes) -> bool:
+    """Whether an answer says that another one is not stored at the replica, but perhaps at the next one."""
+    if path.startswith(_STORED):
+        return status == 404 and b'"response_not_found"' in body
+    return status == 400 and b'"%s"' % PREVIOUS.encode() in body
 
 
 def _lost(error: Exception) -> ApiError:

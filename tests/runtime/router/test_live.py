@@ -161,6 +161,41 @@ def test_requests_for_replicas_are_counted_and_looks_are_not() -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_stored_response_is_found_wherever_it_is() -> None:
+    """Also at a replica of another model; one that nobody has gets the replicas' refusal."""
+
+    def replica(stored: str) -> App:
+        async def serve(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+            body = b""
+            while (message := await receive()).get("more_body"):
+                body += message["body"]
+            chained = json.loads(body + message["body"] or b"{}").get("previous_response_id")
+            asked = chained or scope["path"].split("/")[3]
+            status, told = 200, {"id": asked, "at": stored}
+            if asked != stored:
+                status = 404 if chained is None else 400
+                told = {"error": {"code": "response_not_found" if chained is None else "previous_response_not_found"}}
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": json.dumps(told, separators=(",", ":")).encode()})
+
+        return serve
+
+    async def run() -> None:
+        async with router_of({name: replica(name) for name in "abc"}) as (fleet, client):
+            for name, one in fleet.replicas.items():
+                one.models = ("n",) if name == "b" else ("m",)
+            for name in "abc":
+                assert (await client.get(f"/v1/responses/{name}")).json()["at"] == name
+                assert (await client.delete(f"/v1/responses/{name}")).json()["at"] == name
+                body = {"input": "x", "previous_response_id": name, "model": "n" if name == "b" else "m"}
+                assert (await client.post("/v1/responses", json=body)).json()["at"] == name
+            assert (await client.get("/v1/responses/d")).status_code == 404
+            refused = await client.post("/v1/responses", json={"input": "x", "previous_response_id": "d"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "previous_response_not_found")
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_a_slash_behind_a_path_changes_nothing() -> None:
     async def tells_its_path(scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         await server_of({scope["path"]: scope["path"]})(scope, receive, send)
