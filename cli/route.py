@@ -16,6 +16,7 @@ from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.hand_over import hand_over_key
 from llmc.cli.options.http_limits import DRAIN_TIMEOUT, HTTP_LIMITS
 from llmc.cli.options.numbers import finite
+from llmc.cli.options.web_names import allowed_hosts
 from llmc.cli.serve_flags import serve_flags as words_of
 from llmc.runtime.router.config import RouterConfig, SpawnPlan
 from llmc.runtime.server.hand_over_headers import KEY_ENV
@@ -40,7 +41,7 @@ ROUTING = ConfigFlags(
     RouterConfig,
     host=Flag("Address to listen on; 0.0.0.0: every address.", metavar="ADDRESS"),
     port=Flag("Port to listen on; 0: any free one.", min=0, max=65535),
-    allowed_hosts=Flag("Accepted Host name, as in llmc serve; repeatable.", metavar="HOST"),
+    allowed_hosts=Flag("Accepted Host name, as in llmc serve; repeatable.", read=allowed_hosts, metavar="HOST"),
     replica_key=Flag(
         "API key that the router sends to replicas, to list their models.",
         name="replica_api_key",

@@ -138,6 +138,9 @@ def serve_command(
     if any(not key.strip() for key in keys):
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out to serve without")
 
+    if any(not name.strip() for name in served_model_name):
+        raise typer.BadParameter("--served-model-name is empty: give a name, or leave it out to serve the model's own")
+
     from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner, budget_options, say, warm_up_progress
     from llmc.model_artifact import given_artifact
     from llmc.model_name import model_name

@@ -9,6 +9,7 @@ from llmc.cli.options.hand_over import hand_over_key
 from llmc.cli.options.http_limits import DRAIN_TIMEOUT, HTTP_LIMITS
 from llmc.cli.options.num_states import STATES_HELP
 from llmc.cli.options.numbers import finite
+from llmc.cli.options.web_names import allowed_hosts, allowed_origins
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.runtime.server.config import ServerConfig
 from llmc.runtime.server.hand_over_headers import KEY_ENV
@@ -35,9 +36,10 @@ SERVING = ConfigFlags(
     allowed_hosts=Flag(
         "Accepted Host name, *.NAME, or * for any; repeatable. Default: any, with keys or on an "
         "address that other machines reach; else localhost, 127.0.0.1 and [::1].",
+        read=allowed_hosts,
         metavar="HOST",
     ),
-    allowed_origins=Flag("Web origin for CORS, or *; repeatable.", metavar="ORIGIN"),
+    allowed_origins=Flag("Web origin for CORS, or *; repeatable.", read=allowed_origins, metavar="ORIGIN"),
     allowed_methods=Flag("Methods for CORS.", metavar="METHOD"),
     allowed_headers=Flag("Headers for CORS.", metavar="HEADER"),
     allow_credentials=Flag("Allow credentials for CORS.", "--allow-credentials"),

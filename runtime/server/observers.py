@@ -7,6 +7,8 @@ import contextlib
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.distribution import NAME
@@ -41,11 +43,15 @@ class SpansError(RuntimeError):
     """Spans cannot be exported; the message is one sentence."""
 
 
+class PathRefused(RuntimeError):
+    """A file or directory cannot be written; the message is one sentence."""
+
+
 class Observers:
     """Made once per server.
 
-    Raises OSError for a log that cannot be opened, TraceFileError for a file that is not a trace, and SpansError if
-    OpenTelemetry is missing.
+    Raises PathRefused for what cannot be opened or written, TraceFileError for a file that is not a trace, and
+    SpansError if OpenTelemetry is missing.
     """
 
     def __init__(self, server: ServerContext) -> None:
@@ -73,7 +79,8 @@ class Observers:
             if server.hand_over.sends or server.hand_over.receives:
                 self.metrics.registry.register(HandOverCollector(server.hand_over.counts))
         if config.access_log:
-            self.access_log = AccessLog(config.access_log_file)
+            with _naming("--access-log-file", config.access_log_file):
+                self.access_log = AccessLog(config.access_log_file)
             self._exchanges.on_done.append(self.access_log.write)
         if config.otlp_endpoint is not None:
             self.spans = _export_spans(config.otlp_endpoint)
@@ -82,12 +89,14 @@ class Observers:
             engine.on_submit.append(self._track)
             engine.on_record.append(self._exchanges.on_record)
         if config.record_trace is not None:
-            self.trace = TraceRecorder(config.record_trace, config.record_trace_max_bytes)
+            with _naming("--record-trace", config.record_trace):
+                self.trace = TraceRecorder(config.record_trace, config.record_trace_max_bytes)
             engine.on_submit.append(self.trace.on_submit)
             engine.on_record.append(self.trace.on_record)
         self.profiler: Profiler | None = None
         if config.profiler_dir is not None:
-            self.profiler = Profiler(config.profiler_dir, engine.stats, engine.graph_stats, engine.graphs)
+            with _naming("--profiler-dir", config.profiler_dir):
+                self.profiler = Profiler(config.profiler_dir, engine.stats, engine.graph_stats, engine.graphs)
             engine.thread.profiler = self.profiler
             engine.on_record.append(self.profiler.on_record)
         self.replanner: Replanner | None = None
@@ -148,6 +157,15 @@ class Observers:
         self._exchanges.track(exchange, request.request_id)
         if self._server.config.log_prompts and tokenizer is not None:
             exchange.prompts.append(tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False))
+
+
+@contextlib.contextmanager
+def _naming(flag: str, path: Path | None) -> Iterator[None]:
+    """Names the flag in errors of the system about its path."""
+    try:
+        yield
+    except OSError as error:
+        raise PathRefused(f"cannot write {flag} {path}: {error.strerror or error}; name another path") from error
 
 
 def _say(line: str) -> None:

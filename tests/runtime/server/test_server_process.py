@@ -283,6 +283,8 @@ def test_what_cannot_be_served_is_one_sentence(
         "llmc: error: --ssl-keyfile needs --ssl-certfile: give both"
     )
     assert "no.pem" in refusal(english_artifact, "--ssl-certfile", tmp_path / "no.pem")[1]
+    for flag, path in (("--access-log-file", tmp_path), ("--record-trace", "/proc/x"), ("--profiler-dir", "/proc/x")):
+        assert refusal(english_artifact, flag, path)[1].startswith(f"llmc: error: cannot write {flag} {path}: ")
     assert "no.jinja" in refusal(english_artifact, "--chat-template", tmp_path / "no.jinja")[1]
 
 
@@ -300,6 +302,12 @@ def taken_port(served: Served) -> str:
         (["--miss-policy", "x"], "'x' is unknown"),
         (["--log-level", "loud"], "'loud' is unknown"),
         (["--api-key", " "], "--api-key is empty"),
+        (["--served-model-name", ""], "--served-model-name is empty"),
+        (["--allowed-hosts", "http://x"], "--allowed-hosts 'http://x' is no host name"),
+        (["--allowed-hosts", "x:80"], "--allowed-hosts 'x:80' is no host name"),
+        (["--allowed-hosts", ""], "--allowed-hosts '' is no host name"),
+        (["--allowed-origins", "foo"], "--allowed-origins 'foo' is no origin"),
+        (["--allowed-origins", "https://a/b"], "--allowed-origins 'https://a/b' is no origin"),
         (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
     ],
 )
