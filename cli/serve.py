@@ -3,6 +3,7 @@
 # ruff: noqa: B008 (typer declares options as argument defaults)
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -122,6 +123,7 @@ def serve_command(
     lora: list[str] = typer.Option([], metavar=LORA_METAVAR, help=LORA_HELP),
 ) -> None:
     check_words(given)
+    _log_as_llmc()
     run_on_ray(executor, model, given["num_threads"], reads_stdin=False)
     policy = parse_miss_policy(miss_policy, model, ready_after)
     replanning = replan.options(policy)
@@ -201,6 +203,15 @@ def serve_command(
     if failure is not None:
         print(f"llmc: error: {failure}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _log_as_llmc() -> None:
+    """Warnings of the server look like the other lines of the command."""
+    log = logging.getLogger("llmc")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("llmc: %(message)s"))
+        log.addHandler(handler)
 
 
 def check_words(given: Mapping[str, Any]) -> None:

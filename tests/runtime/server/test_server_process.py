@@ -337,6 +337,15 @@ def test_a_server_without_keys_on_all_addresses_warns(english_artifact: Path) ->
         served.wait_for("warning: 0.0.0.0 is reachable from other machines and no --api-key is set")
 
 
+def test_warnings_of_the_server_are_lines_of_the_command(english_artifact: Path) -> None:
+    with Artifact(english_artifact) as artifact:
+        kv_bytes = 2 * artifact.info.kv_block_bytes
+    with started(english_artifact, "--kv-bytes", str(kv_bytes), "--num-threads", "1") as served:
+        served.wait_for("a request may have")
+        (line,) = [line for line in served.lines if "a request may have" in line]
+        assert line.startswith("llmc: a request may have ")
+
+
 def test_tls(english_artifact: Path, tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
