@@ -20,6 +20,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from llmc.runtime.binding import Artifact
+
 from support.failing import fails
 from support.server_harness import until
 from support.serving_imports import loaded_by_serving
