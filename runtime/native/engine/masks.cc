@@ -130,10 +130,9 @@ void Engine::AwaitMasks() {
   const uint64_t most = decode_ns_ / (others ? kShareOfOthers : kShare), begin = MonotonicNs();
   std::unique_lock<std::mutex> lock(mutex_);
   if (!ready && !others && mask_inbox_.empty() && inbox_.empty()) return;
-  uint64_t until = begin;
   while (cancel_inbox_.empty()) {
     const uint64_t now = MonotonicNs();
-    until = now;
+    uint64_t until = now;
     for (const Sequence* s : scheduler_.running()) {
       if (!s->held || !s->guided || !IsHeld(*s->request, *s)) continue;
       const TokenMask& mask = s->request->masks[s->output_index];
