@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from llmc.runtime.binding.events import Event
@@ -81,23 +80,22 @@ class EngineLoop:
         stepped: called after each step with its number of tokens. Closing the generator, or any exception, cancels
         running jobs.
         """
-        waiting: Iterator[Job] = iter(jobs)
+        waiting = iter(jobs)
+        refused: Job | None = None  # the queue was full
         running: dict[int, Job] = {}
         news: list[Job] = []
         try:
             while True:
-                while len(running) < self._window and (job := next(waiting, None)) is not None:
-                    if not self._submit(job):
-                        waiting = chain((job,), waiting)
-                        if not self._jobs:
-                            raise RuntimeError("the engine's queue is full, and nothing runs")
+                while len(running) < self._window and (job := refused or next(waiting, None)) is not None:
+                    refused = None if self._submit(job) else job
+                    if refused is not None:
                         break
                     if job.engine_id is None:
                         news.append(job)
                     else:
                         running[job.engine_id] = job
                         self._jobs[job.engine_id] = job, news
-                if not running and not news:
+                if not running and not news and refused is None:
                     return
                 if not news:
                     num_tokens = self._step()
