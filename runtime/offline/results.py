@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from llmc.regular_file import read_regular
+from llmc.replaced_file import write_replaced
 from llmc.runtime.offline.identity import difference
 from llmc.runtime.offline.prompts import Prompt
 
@@ -176,12 +177,7 @@ class ResultsFile:
 
 def _replace(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes a file of JSON lines atomically."""
-    new = path.with_name(path.name + ".new")
-    with new.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(_line(record) for record in records)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    write_replaced(path, "".join(_line(record) for record in records))
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from llmc.buckets.bucket import Bucket, BucketError, area
 from llmc.buckets.replanning.shapes import Limits
+from llmc.replaced_file import write_replaced
 
 _KIND, _VERSION = "llmc retired buckets", 1
 
@@ -41,9 +41,7 @@ class RetiredBuckets:
         if not names:
             self.path.unlink(missing_ok=True)
             return
-        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        fresh.write_text(json.dumps({"kind": _KIND, "version": _VERSION, "retired": names}) + "\n", encoding="utf-8")
-        fresh.replace(self.path)
+        write_replaced(self.path, json.dumps({"kind": _KIND, "version": _VERSION, "retired": names}) + "\n")
 
 
 def spared(wanted: Iterable[Bucket], others: Iterable[Bucket], limits: Limits) -> frozenset[Bucket]:

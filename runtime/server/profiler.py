@@ -6,7 +6,6 @@ contains lengths and times of requests, never their text.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmc.replaced_file import replaced
 from llmc.runtime.binding import GraphInfo
 from llmc.runtime.binding.statistics import EngineStats, GraphStats
 
@@ -97,18 +97,11 @@ class Profiler:
             self.on_step = None
             now_ns = time.monotonic_ns()
             path = self._free_path()
-            temporary = path.with_suffix(".part")
-            try:
-                with temporary.open("w", encoding="utf-8") as file:
-                    file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-                    for index, event in enumerate(self._events()):
-                        file.write((",\n" if index else "") + json.dumps(event))
-                    file.write("\n]}\n")
-                temporary.replace(path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
-                raise
+            with replaced(path) as new, new.open("w", encoding="utf-8") as file:
+                file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+                for index, event in enumerate(self._events()):
+                    file.write((",\n" if index else "") + json.dumps(event))
+                file.write("\n]}\n")
             summary = {
                 "file": str(path),
                 "seconds": (now_ns - self._started_ns) / 1e9,
