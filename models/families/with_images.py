@@ -56,9 +56,10 @@ def with_one_position(fields: Fields) -> Fields:
 
 def within(layout: Layout, *others: str, name: str = "language_model") -> Layout:
     """As newer versions of transformers call the parts of such a model. others: its modules that llmc does not use.
-    name: of the decoder."""
+    name: of the decoder. Modules beside the decoder, such as Qwen's multi-token prediction, stay where they are."""
     found = behind(without(layout, "model."), f"model.{name}.")
-    modules = (*found.other_modules, *(f"model.{name}" for name in others))
+    beside = (module for module in layout.other_modules if not module.startswith("model."))
+    modules = (*found.other_modules, *beside, *(f"model.{name}" for name in others))
     return replace(found, head=layout.head, other_modules=modules)
 
 
