@@ -53,6 +53,7 @@ Examples:
   llmc compile models/llama -o llama-2.llmc --tensor-parallel 2
   llmc compile models/llama -o llama-2.llmc --pipeline-parallel 2
   llmc compile models/llama -o llama.llmc --eagle models/llama-eagle
+  llmc compile Qwen/Qwen3.5-0.8B -o qwen.llmc --mtp
   llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
   llmc compile models/llama -o v3.llmc --target x86-64-v3 --jobs 2 --json
   llmc compile models/llama -o llama.llmc --tune
@@ -84,6 +85,12 @@ def compile_command(
         metavar="HEAD",
         help="Also compile this EAGLE head, for --draft; its artifact is beside OUT, with -eagle in its name.",
     ),
+    mtp: bool = typer.Option(
+        False,
+        "--mtp",
+        help="Also compile the model's own layer for multi-token prediction, for --draft; its artifact is beside OUT, "
+        "with -mtp in its name.",
+    ),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one per CPU."),
     tune: bool = typer.Option(
         False,
@@ -108,8 +115,11 @@ def compile_command(
 ) -> None:
     if add and tune:
         raise typer.BadParameter("--tune measures a whole artifact, not what is added to one; leave out one of them")
-    if add and eagle is not None:
-        raise typer.BadParameter("--eagle changes every graph, and --add none: compile the model again with --eagle")
+    if eagle is not None and mtp:
+        raise typer.BadParameter("--eagle and --mtp each add a head, and a model has one: leave out one of them")
+    if add and (eagle is not None or mtp):
+        flag = "--mtp" if mtp else "--eagle"
+        raise typer.BadParameter(f"{flag} changes every graph, and --add none: compile the model again with {flag}")
     if add:
         from llmc.cli.compile_add import add_command
 
@@ -129,10 +139,10 @@ def compile_command(
     start_s = round(seconds_since_start(), 3)
     heads: list[CompileReport] = []
     with progress_bar() as progress:
-        if eagle is None:
+        if eagle is None and not mtp:
             report = compile_model(config, progress)
         else:
-            from llmc.compiler.eagle import compile_with_head
+            from llmc.compiler.drafting_heads import compile_with_head
 
             report, head = compile_with_head(config, eagle, progress)
             heads.append(head)

@@ -81,6 +81,7 @@ class CompileConfig:
     rank_prompt: around pairs of texts: "none", "qwen3-reranker", or "auto" from the model's files.
     leave_states: graphs leave hidden states for a drafting head.
     head: directory of a drafting head, compiled instead of the model unless leave_states; None for the model.
+    mtp: the head is the model's own layer for multi-token prediction; head is then None.
     """
 
     model: Path
@@ -116,6 +117,7 @@ class CompileConfig:
     rank_prompt: str = "auto"
     leave_states: bool = False
     head: Path | None = None
+    mtp: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -165,9 +167,9 @@ class CompileConfig:
             pooling=self.pooling,
             rank_prompt=self.rank_prompt,
         )
-        if self.head is None:
-            return model
-        return leaving_states(model, self.head) if self.leave_states else open_head(self.head, model)
+        if self.leave_states:
+            return model if self.head is None else leaving_states(model, self.head)
+        return model if self.head is None and not self.mtp else open_head(self.head, model)
 
     def num_jobs(self) -> int:
         return self.jobs or len(os.sched_getaffinity(0))

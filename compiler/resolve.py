@@ -71,7 +71,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         raise CompileError("--speculate is for models that write text; leave it out")
     if config.speculate:
         ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate, limits.block_size)
-    if config.leave_states or config.head is not None:
+    if config.leave_states or config.head is not None or config.mtp:
         model = _with_states(config, model)
     recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model)
     if config.tensor_parallel != 1:
@@ -93,8 +93,8 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     target = resolve_target(config.target)
     if model.states != "none" and not target.keeps_states:
         raise CompileError(
-            f"{target.name} is for devices of kind {target.device}, which keep no hidden states for an EAGLE head yet: "
-            "leave out --eagle"
+            f"{target.name} is for devices of kind {target.device}, which keep no hidden states for a head yet: "
+            f"leave out {_head_flag(config)}"
         )
     if config.tensor_parallel * config.pipeline_parallel != 1 and not target.runs_ranks:
         flag = "--tensor-parallel" if config.tensor_parallel != 1 else "--pipeline-parallel"
@@ -145,14 +145,20 @@ def _check_expert_order(limits: AdapterLimits, model: ModelConfig, recipe: Recip
             )
 
 
+def _head_flag(config: CompileConfig) -> str:
+    """The flag that asks for a drafting head."""
+    return "--mtp" if config.mtp else "--eagle"
+
+
 def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
     """The model with graphs that leave hidden states. Raises CompileError if they cannot."""
+    flag = _head_flag(config)
     if model.pooled is not None or model.bidirectional:
-        raise CompileError("--eagle is for models that write text; leave it out")
+        raise CompileError(f"{flag} is for models that write text; leave it out")
     if config.tensor_parallel != 1:
-        raise CompileError("--eagle and --tensor-parallel do not go together yet: leave out one of them")
+        raise CompileError(f"{flag} and --tensor-parallel do not go together yet: leave out one of them")
     if config.pipeline_parallel != 1:
-        raise CompileError("--eagle and --pipeline-parallel do not go together yet: leave out one of them")
+        raise CompileError(f"{flag} and --pipeline-parallel do not go together yet: leave out one of them")
     return model if model.states != "none" else replace(model, states="left")
 
 

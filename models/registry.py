@@ -64,6 +64,7 @@ from llmc.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from llmc.models.families.mixtral import MIXTRAL
 from llmc.models.families.modernbert import MODERNBERT
 from llmc.models.families.mpt import MPT
+from llmc.models.families.mtp import MTP
 from llmc.models.families.nemotron_h import NEMOTRON_H
 from llmc.models.families.nomic_bert import NOMIC_BERT
 from llmc.models.families.olmo import OLMO, OLMO2, OLMO3
@@ -212,7 +213,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-_UNNAMED = {family.model_type: family for family in (EAGLE, EAGLE_3, ONNX)}
+_UNNAMED = {family.model_type: family for family in (EAGLE, EAGLE_3, MTP, ONNX)}
 
 
 def get_family(model_type: str) -> Family:

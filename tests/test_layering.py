@@ -347,7 +347,7 @@ COMPILER_ALLOWED: dict[str, set[str]] = {
     "pipeline": {"dump", "verify", "build", "hub", "notes", "resolve", "resources", *_PHASES},
     # The drivers, which nothing of the compiler imports.
     "extend": {"pipeline", *_PHASES},
-    "eagle": {"hub", "pipeline", "store"},
+    "drafting_heads": {"hub", "pipeline", "store"},
     "bundle_apply": {"pipeline", *_PHASES},
     "wanted": {"resolve", *_PARTS},
     "dry_run": {"compile_times", "resolve", "resolved", *_PARTS},

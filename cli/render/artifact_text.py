@@ -38,9 +38,9 @@ def _adapter_text(adapters: dict[str, int] | None) -> Iterator[str]:
 
 def _states_text(model: ModelRecord) -> Iterator[str]:
     if model.takes_states:
-        yield f"EAGLE head: reads hidden states of {model.states_width} numbers; give it as --draft of its model"
+        yield f"head: reads hidden states of {model.states_width} numbers; give it as --draft of its model"
     elif model.states_width:
-        yield f"hidden states of {model.states_width} numbers are left for an EAGLE head"
+        yield f"hidden states of {model.states_width} numbers are left for a head"
 
 
 def _kv_text(model: ModelRecord, pool: dict[str, int]) -> str:

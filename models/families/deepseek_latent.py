@@ -13,6 +13,7 @@ from llmc.models.families.latent import read_latent_config
 from llmc.models.families.mixtures import read_experts, read_sigmoid_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
+from llmc.models.mtp_layout import DEEPSEEK_MTP
 from llmc.models.standard import layer_count
 
 # The layer behind the last one guesses the token after the next.
@@ -84,9 +85,21 @@ def read_youtu(fields: Fields, generation: Fields) -> ModelConfig:
 
 _STACKED = (stacked(LATENT_LAYOUT).weight_map,)
 DEEPSEEK_V2 = Family("deepseek_v2", read_v2, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)
-DEEPSEEK_V3 = Family("deepseek_v3", read_v3, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)
+DEEPSEEK_V3 = Family(
+    "deepseek_v3",
+    read_v3,
+    LATENT_LAYOUT.weight_map,
+    other_maps=_STACKED,
+    harmless=_HARMLESS,
+    mtp=DEEPSEEK_MTP,
+)
 GLM4_MOE_LITE = Family(
-    "glm4_moe_lite", read_glm4_lite, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS
+    "glm4_moe_lite",
+    read_glm4_lite,
+    LATENT_LAYOUT.weight_map,
+    other_maps=_STACKED,
+    harmless=_HARMLESS,
+    mtp=DEEPSEEK_MTP,
 )
 YOUTU = Family("youtu", read_youtu, harmless=_HARMLESS | {"embedding_initializer_range"})
 KIMI_K2 = Family("kimi_k2", read_v3, LATENT_LAYOUT.weight_map, other_maps=_STACKED, harmless=_HARMLESS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.models.config import ModelConfig
 from llmc.models.fields import Fields
 from llmc.models.layout import LLAMA_LAYOUT
+from llmc.models.mtp_layout import MtpLayout
 from llmc.models.pooled import Pooled, Pooling
 from llmc.models.weight_map import Shape, WeightMap
 
@@ -52,6 +53,7 @@ class Family:
     harmless, neutral: keys of config.json that read_config may ignore, always or at the given value (`known_keys.py`
     has those of all families).
     other_maps: of checkpoints that store the same parameters in other tensors.
+    mtp: names of its layer for multi-token prediction; None if llmc knows none.
     generates: its models return logits unless a task asks for vectors. vectors: None if they cannot return vectors.
     """
 
@@ -62,6 +64,7 @@ class Family:
     harmless: frozenset[str] = frozenset()
     neutral: Mapping[str, Any] = field(default_factory=dict)
     other_maps: tuple[Callable[[ModelConfig], WeightMap], ...] = ()
+    mtp: MtpLayout | None = None
     generates: bool = True
     vectors: Vectors | None = None
 

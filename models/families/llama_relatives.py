@@ -6,6 +6,7 @@ from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
+from llmc.models.mtp_layout import MIMO_MTP
 from llmc.models.rope_fields import read_rope
 from llmc.models.standard import (
     head_sizes,
@@ -151,6 +152,7 @@ MIMO = Family(
     Layout(other_modules=("model.mtp_layers.",)).weight_map,
     harmless=frozenset({"sliding_window", "max_window_layers", "num_nextn_predict_layers"}),
     neutral={"attention_bias": True},
+    mtp=MIMO_MTP,
 )
 # mup_denominator: of drafting heads, which have fewer layers than the model.
 MINICPM = Family("minicpm", read_minicpm, harmless=frozenset({"mup_denominator"}), neutral={"num_experts": 0})

@@ -20,6 +20,7 @@ from llmc.models.families.with_images import (
     within,
 )
 from llmc.models.fields import Fields
+from llmc.models.mtp_layout import QWEN_MTP
 
 _STACKED = stacked(LAYOUT)
 _WITHIN, _STACKED_WITHIN = (within(layout, "visual.") for layout in (LAYOUT, _STACKED))
@@ -55,7 +56,7 @@ _HARMLESS = OF_LINEAR | {"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_de
 # That servers read no images.
 _OF_SERVERS = frozenset({"language_model_only"})
 _NEUTRAL = {"attn_output_gate": True, "mlp_only_layers": [], "output_gate_type": "swish"}
-QWEN3_5_TEXT = Family("qwen3_5_text", read_dense, LAYOUT.weight_map, harmless=_HARMLESS, neutral=_NEUTRAL)
+QWEN3_5_TEXT = Family("qwen3_5_text", read_dense, LAYOUT.weight_map, harmless=_HARMLESS, neutral=_NEUTRAL, mtp=QWEN_MTP)
 QWEN3_5_MOE_TEXT = Family(
     "qwen3_5_moe_text",
     read_mixture,
@@ -63,6 +64,7 @@ QWEN3_5_MOE_TEXT = Family(
     other_maps=(_STACKED.weight_map,),
     harmless=_HARMLESS,
     neutral=_NEUTRAL,
+    mtp=QWEN_MTP,
 )
 QWEN3_5 = Family(
     "qwen3_5",
@@ -70,6 +72,7 @@ QWEN3_5 = Family(
     _WITHIN.weight_map,
     harmless=harmless_with_images(_HARMLESS) | _OF_SERVERS,
     neutral=neutral_with_images(_NEUTRAL),
+    mtp=QWEN_MTP,
 )
 QWEN3_5_MOE = Family(
     "qwen3_5_moe",
@@ -78,4 +81,5 @@ QWEN3_5_MOE = Family(
     other_maps=(_STACKED_WITHIN.weight_map,),
     harmless=harmless_with_images(_HARMLESS) | _OF_SERVERS,
     neutral=neutral_with_images(_NEUTRAL),
+    mtp=QWEN_MTP,
 )

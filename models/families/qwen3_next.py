@@ -14,6 +14,7 @@ from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_experts, sparse_layers, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
+from llmc.models.mtp_layout import QWEN_MTP
 from llmc.models.rope_fields import read_rope
 from llmc.models.row_orders import heads_to_rows
 from llmc.models.standard import standard_config
@@ -85,4 +86,5 @@ QWEN3_NEXT = Family(
     other_maps=(stacked(_BY_KEY_HEAD).weight_map,),
     harmless=OF_LINEAR | _OF_EXPERTS | {"decoder_sparse_step", "mlp_only_layers"},
     neutral={"use_sliding_window": False},
+    mtp=QWEN_MTP,
 )

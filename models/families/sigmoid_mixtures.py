@@ -10,6 +10,7 @@ from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_sigmoid_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
+from llmc.models.mtp_layout import DEEPSEEK_MTP
 from llmc.models.rope_fields import read_rope
 from llmc.models.standard import head_sizes, layer_count, standard_config
 from llmc.models.windows import from_layer, stated_window
@@ -87,6 +88,7 @@ GLM4_MOE = Family(
     _GLM_LAYOUT.weight_map,
     other_maps=(stacked(_GLM_LAYOUT).weight_map,),
     harmless=frozenset({"num_nextn_predict_layers"}),  # multi-token prediction layers
+    mtp=DEEPSEEK_MTP,
 )
 DOTS1 = Family(
     "dots1",

@@ -15,6 +15,7 @@ from llmc.models.sources.eagle3 import Eagle3Source, LeavingSource, is_eagle_3
 from llmc.models.sources.folder import FolderSource
 from llmc.models.sources.gguf.source import GgufSource
 from llmc.models.sources.lora.source import MergedSource
+from llmc.models.sources.mtp import MtpSource
 from llmc.models.sources.onnx.source import OnnxSource
 
 
@@ -37,8 +38,13 @@ def open_source(
     return MergedSource(source, adapters) if adapters else source
 
 
-def open_head(path: Path, model: ModelSource) -> ModelSource:
-    """Opens a drafting head for `model`. Raises ModelError unless the path is a directory."""
+def open_head(path: Path | None, model: ModelSource) -> ModelSource:
+    """Opens a drafting head for `model`; without a path, the model's own layer for multi-token prediction.
+
+    Raises ModelError for a path that is not a directory.
+    """
+    if path is None:
+        return MtpSource(model)
     return Eagle3Source(path, model) if _is_eagle_3(path) else EagleSource(path, model)
 
 

@@ -28,16 +28,23 @@ class HeadDefinition(Protocol):
         ...
 
 
-def left_states(artifact: Artifact, graph: int, tokens: Sequence[int], width: int) -> npt.NDArray[np.float32]:
-    """The states that a graph of a prompt leaves of eight tokens, though it computes logits of the last one only."""
+def left_states(
+    artifact: Artifact, graph: int, tokens: Sequence[int], width: int, **options: Any
+) -> npt.NDArray[np.float32]:
+    """The states that a graph of a prompt leaves of eight tokens, though it computes logits of the last one only.
+
+    options: of the replayer.
+    """
     tables = read_graphs(artifact.path)
     commands = tables.commands_of(tables.graphs[graph])
     leaving = next(i for i, c in enumerate(commands) if "gather_rows_leaving" in tables.name_of(c))
     span = np.arange(8)
-    with Replayer(artifact, num_threads=1, num_blocks=8) as replayer:
+    with Replayer(artifact, num_blocks=8, **{"num_threads": 1, **options}) as replayer:
         replayer.begin(
-            graph, input_ids=tokens, positions=span, slot_mapping=16 + span, block_tables=[[1]], context_lens=[8],
+            graph,
+            input_ids=tokens, positions=span, slot_mapping=16 + span, block_tables=[[1]], context_lens=[8],
             query_start=[0, 8], sample_index=[7],
+            state_slots=replayer.own_slots([1]),
         )  # fmt: skip
         for command in range(leaving + 1):
             replayer.run_command(command)
@@ -62,14 +69,17 @@ def check_guesses(
     states_of: Callable[[list[int]], Tensor],
     liked: Mapping[int, float],
     vocab: int,
+    **options: Any,
 ) -> None:
     """Guesses of an engine and of the definition, step by step: from the states of the model, then from its own.
 
     states_of: the model's states of a text. As many guesses must have been made, and been right, as the definition's.
+    options: of the engine.
     """
     prompt, most, limit = random_ids(11, 6), 3, 24
     params = SamplingParams(temperature=0.0, max_tokens=limit, ignore_eos=True, logit_bias=dict(liked))
-    with Engine(model, num_threads=1, draft=head, speculate_tokens=most, speculate_always=1) as engine:
+    options = {"num_threads": 1, **options, "speculate_tokens": most, "speculate_always": 1}
+    with Engine(model, draft=head, **options) as engine:
         text = prompt + drive(engine, [(prompt, params)])[0][0].ids
         stats = engine.stats
     left, bias = states_of(text), torch.zeros(vocab)

@@ -261,15 +261,20 @@ def save_remote(model: nn.Module, config: Config, path: Path) -> None:
     (path / "config.json").write_text(json.dumps(config))
 
 
-def run_remote(path: Path, dtype: torch.dtype) -> Callable[..., SimpleNamespace]:
-    """The model of a checkpoint, which is called as those of transformers are, with one text."""
+def remote_model(path: Path) -> nn.Module:
+    """The model of a checkpoint, float32."""
     config = json.loads((path / "config.json").read_text())
     model = REMOTE[config["model_type"]][0](config)
     tensors = load_file(path / "model.safetensors")
     if config["tie_word_embeddings"]:
         tensors["lm_head.weight"] = next(tensor for name, tensor in tensors.items() if "embed" in name)
-    model.load_state_dict(tensors)
-    model.to(dtype).eval()
+    model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in model.state_dict()})
+    return model.float().eval()
+
+
+def run_remote(path: Path, dtype: torch.dtype) -> Callable[..., SimpleNamespace]:
+    """The model of a checkpoint, which is called as those of transformers are, with one text."""
+    model = remote_model(path).to(dtype)
 
     def run(ids: Tensor, **_: object) -> SimpleNamespace:
         return SimpleNamespace(logits=model(ids[0])[None])

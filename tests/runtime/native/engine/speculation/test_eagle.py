@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from llmc.compiler.config import CompileConfig, CompileError
-from llmc.compiler.eagle import compile_with_head
+from llmc.compiler.drafting_heads import compile_with_head
 from llmc.compiler.resolve import resolve
 from llmc.models.errors import ModelError
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
@@ -115,5 +115,5 @@ def test_heads_that_are_refused(llama: tuple[Path, Artifact], tmp_path: Path) ->
     good = make_head(tmp_path / "good", llama[0])
     with pytest.raises(CompileError, match="--eagle and --tensor-parallel do not go together yet"):
         refused(good, tensor_parallel=2)
-    with pytest.raises(CompileError, match=r"for devices of kind opencl, which keep no hidden states for an EAGLE"):
+    with pytest.raises(CompileError, match=r"for devices of kind opencl, which keep no hidden states for a head"):
         refused(good, target="opencl")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llmc.compiler.config import CompileConfig
-from llmc.compiler.eagle import compile_with_head
+from llmc.compiler.drafting_heads import compile_with_head
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.loader import check_checkpoint

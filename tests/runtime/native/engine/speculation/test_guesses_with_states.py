@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmc.compiler.config import CompileConfig
-from llmc.compiler.eagle import compile_with_head
+from llmc.compiler.drafting_heads import compile_with_head
 from llmc.runtime.binding import Artifact, Engine
 
 from support.compiled import compile_tiny

@@ -1,0 +1,98 @@
+"""A model's own layer for multi-token prediction, read from the model's files as a drafting head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from llmc.models.config import ModelConfig
+from llmc.models.convert import Array
+from llmc.models.errors import ModelError
+from llmc.models.families.mtp import MTP
+from llmc.models.mtp_layout import MtpLayout
+from llmc.models.one_layer import last_attention, one_layer
+from llmc.models.registry import get_family
+from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
+from llmc.models.sources.joined import JoinedCheckpoint
+from llmc.models.weight_map import WeightMap
+
+
+class MtpSource(ModelSource):
+    """The layer of `model`, as that is compiled. Of several layers, it is the first, which also guesses further on."""
+
+    def __init__(self, model: ModelSource) -> None:
+        super().__init__(model.path, allow_unknown_config=model.allow_unknown_config)
+        self._model = model
+
+    @cached_property
+    def _layout(self) -> MtpLayout:
+        config = self._model.config()
+        found = get_family(config.model_type).mtp
+        if found is None or config.pooled is not None:
+            raise ModelError(
+                f"{self.path}: llmc knows no layer for multi-token prediction of {config.model_type} models that "
+                "write text; leave out --mtp, or give a smaller model as --draft"
+                if config.pooled is None
+                else f"{self.path} is compiled to give vectors, and --mtp is for models that write text; leave it out"
+            )
+        return found.of_model(config.num_layers)
+
+    @property
+    def _alone(self) -> ModelConfig:
+        """The model with one layer, which is like its last one with attention."""
+        model = self._model.config()
+        return one_layer(model, last_attention(model))
+
+    def config(self) -> ModelConfig:
+        assert self._layout is not None  # refuses models without such a layer
+        return replace(self._alone, model_type=MTP.model_type, states="taken")
+
+    def ignored_config(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def is_quantized(self) -> bool:
+        return self._model.is_quantized
+
+    def checkpoint(self) -> Checkpoint:
+        return _MtpCheckpoint(self._model.checkpoint(), self._alone, self._layout)
+
+    def model_files(self) -> ModelFiles:
+        return self._model.model_files()
+
+    def weight_files(self) -> Iterator[Path]:
+        yield from self._model.weight_files()
+
+    def all_files(self) -> Iterator[Path]:
+        yield from self._model.all_files()
+
+
+class _MtpCheckpoint(JoinedCheckpoint):
+    """Those tensors of a model that its layer for multi-token prediction reads. alone: the model with one layer."""
+
+    def __init__(self, model: Checkpoint, alone: ModelConfig, layout: MtpLayout) -> None:
+        super().__init__(model, {})
+        shapes = {name: model.shape(name) for name in model.names()}
+        if f"{layout.join}.weight" not in shapes:
+            raise ModelError(
+                f"{self.path} has no layer for multi-token prediction, whose first tensor is {layout.join}.weight; "
+                "leave out --mtp, or download the model again if it should have one"
+            )
+        maps = [layout.weight_map(alone, of_model) for of_model in get_family(alone.model_type).weight_maps(alone)]
+        named = (found for found in maps if all(source.name in shapes for source in found.sources()))
+        self._map = next(named, maps[-1])
+        self._read = frozenset(source.name for source in self._map.sources())
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name in super().names() if name in self._read)
+
+    def weight_map(self, config: ModelConfig) -> WeightMap:
+        return self._map
+
+    def adapted(self) -> frozenset[str]:
+        return frozenset()
+
+    def kv_scales(self, kv_dtype: str, kv_heads: Mapping[int, int]) -> list[Array] | None:
+        return None
