@@ -74,12 +74,16 @@ def fake_nvcc(folder: Path) -> Iterator[None]:
     nvcc.nvcc_version.cache_clear()
 
 
-def kernels_on_host(artifact: Path, folder: Path) -> Path:
-    """A library of the kernels of an artifact that `fake_nvcc` compiled, for STUB_CUDA_KERNELS."""
+def kernels_on_host(artifact: Path, folder: Path, *others: Path) -> Path:
+    """A library of the kernels of artifacts that `fake_nvcc` compiled, for STUB_CUDA_KERNELS."""
     # PTX if a kernel has some: it comes last.
-    images = {image.kernel: image for image in unpack((artifact / "kernels.cuda").read_bytes())}
-    texts = [image.code.rstrip(b"\0").decode() for image in images.values()]
-    return host_library([text[text.index('extern "C"') :] for text in texts], folder)
+    texts: set[str] = set()
+    for one in (artifact, *others):
+        images = {
+            image.kernel: image.code.rstrip(b"\0").decode() for image in unpack((one / "kernels.cuda").read_bytes())
+        }
+        texts.update(text[text.index('extern "C"') :] for text in images.values())
+    return host_library(sorted(texts), folder)
 
 
 def host_library(texts: Sequence[str], folder: Path) -> Path:

@@ -31,6 +31,7 @@ class GpuTarget(RowsTarget):
     template_kinds: ClassVar[tuple[str, ...]] = ("gpu", "reference")
     runs_ranks: ClassVar[bool] = True
     adds_parts: ClassVar[bool] = True
+    keeps_states: ClassVar[bool] = True
     tensor_cores: ClassVar[bool] = False
     """Whether linear layers use tensor cores where they can."""
 

@@ -107,9 +107,16 @@ class Device {
     const float* logits = nullptr;
     return Wait(fence, &logits);
   }
-  // Hidden states of a step's rows, float32 [num_tokens][states_width], in host memory. A model that takes states reads
-  // them at the next Enqueue. A finished step of a model that gives states leaves them here. nullptr: none.
-  virtual float* states() { return nullptr; }
+  // Hidden states of a step's rows are float32 [num_tokens][states_width]. A model that takes states reads what is
+  // written here, in host memory, at the next Enqueue; if nothing was asked for, what the step before left. nullptr: the
+  // model takes none.
+  virtual float* TakenStates() { return nullptr; }
+  // The states that a model leaves, once its step has been waited for: of the first `rows` rows, in host memory. They are
+  // valid until the next Enqueue or TakenStates.
+  virtual Status ReadStates(uint32_t rows, const float** states) {
+    static_cast<void>(rows), static_cast<void>(states);
+    return Status::Error(LLMC_ERR_INTERNAL, "This device keeps no hidden states.");
+  }
   // Whether Sample draws on the device. Else the host draws from the rows that Wait gives.
   virtual bool samples() const { return false; }
   // Replaces Wait: waits for the step and for its draws. These follow the rules of sampling/sampler.h, so they give the

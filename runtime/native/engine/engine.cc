@@ -263,6 +263,12 @@ Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
     FailSteps(status, &step_);
     return status;
   }
+  const float* hidden = nullptr;
+  if (speculator_.keeps_states()) status = device_->ReadStates(step_.batch.num_tokens, &hidden);
+  if (!status.ok()) {
+    FailSteps(status, &step_);
+    return status;
+  }
   replay_time_ = device_->last_replay();
   if (writes && !device_->samples()) host_sampler_.Draw(device_.get(), logits, step_.tasks, &outcomes_);
   if (chained) {
@@ -278,7 +284,7 @@ Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
   if (marks_.on()) MarkChunks(done);
   if (writes) {
     Scheduler::DropGuesses(&step_.plan);
-    speculator_.KeepStates(step_.plan, device_->states());
+    if (hidden != nullptr) speculator_.KeepStates(step_.plan, hidden);
     Postprocess();
   } else {
     GiveVectors(logits);

@@ -44,6 +44,10 @@ Status CuMemory::MakeWork(const Artifact& artifact, CuStreamHandle stream, CuWor
   LLMC_RETURN_IF_ERROR(CuWork::Make(DeviceMemory::Of(artifact, counts_, rank_), take, &made));
   const CuDrain drain(*machine_, stream);
   LLMC_RETURN_IF_ERROR(ClearArena(stream, made));
+  if (made.hidden_bytes > 0) {
+    LLMC_RETURN_IF_ERROR(machine_->Check("Clearing hidden states",
+                                         (*machine_)->Memset(made.hidden.get(), 0, made.hidden_bytes, stream)));
+  }
   *out = std::move(made);
   return Status::Ok();
 }

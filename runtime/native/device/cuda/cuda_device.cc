@@ -35,6 +35,10 @@ Status CudaDevice::MakeGraphs(const Artifact& artifact, Runner* runner) const {
     LLMC_RETURN_IF_ERROR(TakePinned(machine_, "inputs", runner->work.step_bytes, &inputs));
   }
   LLMC_RETURN_IF_ERROR(TakePinned(machine_, "logits", runner->work.logit_bytes, &runner->logits));
+  if (runner->work.hidden_bytes > 0) {
+    LLMC_RETURN_IF_ERROR(TakePinned(machine_, "hidden states", runner->work.hidden_bytes, &runner->hidden));
+    std::memset(runner->hidden.get(), 0, runner->work.hidden_bytes);
+  }
   const bool early = early_ && machine_->launches_early() && runner->programs->all_await();
   return CuGraphs::Make(machine_, artifact, *runner->programs, *memory_, runner->work, queue_.get(), options().graphs,
                         early, ranks_, nccl_, &runner->graphs);
@@ -50,6 +54,12 @@ Status CudaDevice::WriteInputs(const Runner& runner, uint64_t bytes) const {
   return machine_->Check(
       "Copying a step's inputs to the GPU",
       (*machine_)->MemcpyToDevice(runner.work.step.get(), runner.inputs[runner.filled].get(), bytes, queue_.get()));
+}
+
+Status CudaDevice::WriteHidden(const Runner& runner, uint64_t bytes) const {
+  return machine_->Check(
+      "Copying hidden states to the GPU",
+      (*machine_)->MemcpyToDevice(runner.work.hidden.get(), runner.hidden.get(), bytes, queue_.get()));
 }
 
 Status CudaDevice::CopyLogits(uint32_t num_samples) {

@@ -61,6 +61,8 @@ class CudaDevice final : public GpuDevice<CudaParts> {
     return static_cast<int32_t*>(runner->inputs[runner->filled].get());
   }
   Status WriteInputs(const Runner& runner, uint64_t bytes) const override;
+  float* HiddenOf(Runner& runner) const override { return static_cast<float*>(runner.hidden.get()); }
+  Status WriteHidden(const Runner& runner, uint64_t bytes) const override;
   Status Start(uint32_t num_samples) override;
   Status ReadLogits(uint32_t num_samples, const float** logits) override;
   Status ReadMemory(const CuPointer& from, uint64_t bytes, void* out) const override;

@@ -18,10 +18,13 @@ DeviceMemory DeviceMemory::Of(const Artifact& artifact, const PoolCounts& counts
     of.pools[pools.kind] += (pools.bytes.key_block_bytes + pools.bytes.value_block_bytes) * counts[pools.kind];
   }
   of.arena = std::max<uint64_t>(artifact.max_arena_bytes(), kAlignment);
+  uint64_t max_tokens = 0;
   for (const GraphRecord& graph : artifact.graphs()) {
     of.step = std::max(of.step, StepLayout::Of(graph).bytes);
     of.max_samples = std::max(of.max_samples, graph.max_samples);
+    max_tokens = std::max<uint64_t>(max_tokens, graph.max_tokens);
   }
+  of.hidden = RoundUp(max_tokens * static_cast<uint32_t>(artifact.shape().states_width) * sizeof(float), kAlignment);
   of.logits = RoundUp(uint64_t{of.max_samples} * artifact.shape().output_width() * sizeof(float), kAlignment);
   for (const WeightRecord* weight : WeightsOfRank(artifact, rank)) of.weights += weight == nullptr ? 0 : weight->bytes;
   for (const AdapterSlot& slot : artifact.shape().adapters)
@@ -31,11 +34,6 @@ DeviceMemory DeviceMemory::Of(const Artifact& artifact, const PoolCounts& counts
 
 Status DeviceMemory::CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes,
                                const std::string& of) const {
-  if (artifact.shape().states_width > 0) {
-    return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "the artifact '" + artifact.directory() +
-                                                          "' leaves hidden states, which '" + name +
-                                                          "' has no memory for yet; compile it without --eagle");
-  }
   if (total() <= bytes) return Status::Ok();
   return Status::Error(
       LLMC_ERR_OUT_OF_MEMORY,

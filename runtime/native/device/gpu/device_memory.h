@@ -17,6 +17,7 @@ struct LayerPools {
 
 struct DeviceMemory {
   uint64_t weights = 0, adapters = 0, arena = 0, step = 0, logits = 0;
+  uint64_t hidden = 0;  // hidden states of rows
   OfKinds<uint64_t> pools;
   uint32_t first_layer = 0;        // of those that have pools
   std::vector<LayerPools> layers;  // these
@@ -24,7 +25,7 @@ struct DeviceMemory {
 
   // rank: whose part of the artifact it is.
   static DeviceMemory Of(const Artifact& artifact, const PoolCounts& counts, uint32_t rank);
-  uint64_t total() const { return weights + pools.blocks + pools.states + adapters + arena + step + logits; }
+  uint64_t total() const { return weights + pools.blocks + pools.states + adapters + arena + step + logits + hidden; }
   // Whether a device called `name` with `bytes` bytes has room for it. of: what these bytes are, for the error.
   Status CheckFits(const Artifact& artifact, const std::string& name, uint64_t bytes, const std::string& of = "") const;
 };

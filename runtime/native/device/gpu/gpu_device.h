@@ -97,6 +97,17 @@ class GpuDevice : public Device, public CommandRunner {
     return InScope([&] { return sampling_->End(tasks, outcomes, lost); });
   }
 
+  float* TakenStates() final {
+    if (!model().takes_states) return nullptr;
+    hidden_given_ = true;
+    return HiddenOf(run_);
+  }
+  Status ReadStates(uint32_t rows, const float** states) final {
+    *states = HiddenOf(run_);
+    if (rows == 0) return Status::Ok();
+    return InScope([&] { return ReadMemory(PlaceOfHidden(), HiddenBytes(rows), HiddenOf(run_)); });
+  }
+
   Status CopyBlock(uint32_t from, uint32_t to) final { return CopyEntry(PoolKind::kBlocks, from, to); }
   Status CopyState(uint32_t from, uint32_t to) final { return CopyEntry(PoolKind::kStates, from, to); }
 
@@ -199,6 +210,7 @@ class GpuDevice : public Device, public CommandRunner {
     // Copies of steps' device buffers. While inputs are filled, those of the step before may be on their way.
     typename Parts::Inputs inputs[2];
     typename Parts::Logits logits;
+    typename Parts::Logits hidden;  // states that the next step takes, or that one has left
     uint32_t filled = 0;  // which inputs were filled last
     std::unique_ptr<typename Parts::Graphs> graphs;
   };
@@ -270,6 +282,9 @@ class GpuDevice : public Device, public CommandRunner {
   virtual int32_t* WordsOf(Runner* runner) const = 0;
   // Copies the first bytes of these to the device.
   virtual Status WriteInputs(const Runner& runner, uint64_t bytes) const = 0;
+  // The same for hidden states.
+  virtual float* HiddenOf(Runner& runner) const = 0;
+  virtual Status WriteHidden(const Runner& runner, uint64_t bytes) const = 0;
   // Begins what was enqueued for a step of that many rows of logits.
   virtual Status Start(uint32_t num_samples) = 0;
   // Waits for that step, and reads its logits.
@@ -354,7 +369,17 @@ class GpuDevice : public Device, public CommandRunner {
   Status TakeInputs(const StepBatch& batch) {
     uint64_t bytes = 0;
     LLMC_RETURN_IF_ERROR(FillInputs(batch, &bytes));
+    if (std::exchange(hidden_given_, false)) {
+      LLMC_RETURN_IF_ERROR(WriteHidden(run_, HiddenBytes(batch.num_tokens)));
+    }
     return WriteInputs(run_, bytes);
+  }
+  uint64_t HiddenBytes(uint32_t rows) const {
+    return uint64_t{rows} * static_cast<uint32_t>(model().states_width) * sizeof(float);
+  }
+  Place PlaceOfHidden() const {
+    const OperandRecord operand = {static_cast<uint32_t>(OperandKind::kStates), 0, 0, run_.work.hidden_bytes};
+    return memory_->PlaceOf(operand, {}, run_.work);
   }
 
   Status Replay(const StepBatch& batch) {
@@ -393,6 +418,7 @@ class GpuDevice : public Device, public CommandRunner {
   AdapterTiler tiler_;
   Fence last_fence_ = 0;
   uint32_t num_samples_ = 0;  // of the last step
+  bool hidden_given_ = false;  // the host has written states for the next step
   uint32_t begun_ = 0;  // graph of the step that is run command by command
   // Steps, and the host's time for enqueueing their graphs, by whether a recording was replayed.
   struct HostTime {

@@ -36,8 +36,9 @@ struct GraphState {
 // Working memory of graphs, without state; sized for the largest graph of an artifact.
 template <class Buffer>
 struct GraphWork {
-  Buffer arena, step, logits;
+  Buffer arena, step, logits, hidden;
   uint64_t arena_bytes = 0, step_bytes = 0, logit_bytes = 0;
+  uint64_t hidden_bytes = 0;  // 0: the model has no hidden states
 
   // take(what, bytes, buffer) allocates.
   template <class Take>
@@ -47,6 +48,8 @@ struct GraphWork {
     out->logit_bytes = sizes.logits;
     LLMC_RETURN_IF_ERROR(take("the arena", sizes.arena, &out->arena));
     LLMC_RETURN_IF_ERROR(take("inputs", sizes.step, &out->step));
+    out->hidden_bytes = sizes.hidden;
+    if (sizes.hidden > 0) LLMC_RETURN_IF_ERROR(take("hidden states", sizes.hidden, &out->hidden));
     return take("logits", sizes.logits, &out->logits);
   }
 };
@@ -76,7 +79,7 @@ GpuPlace<Handle> PlaceOfOperand(const OperandRecord& operand, const StepLayout& 
     case OperandKind::kValuePool: return {HandleOf(state.values[operand.index]), 0};
     case OperandKind::kOutput: return {HandleOf(work.logits), operand.offset};
     case OperandKind::kAdapters: return {HandleOf(state.adapters[operand.index]), 0};
-    case OperandKind::kStates: break;  // refused when the artifact was opened
+    case OperandKind::kStates: return {HandleOf(work.hidden), operand.offset};
   }
   return {};
 }

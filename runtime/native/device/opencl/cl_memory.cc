@@ -46,6 +46,7 @@ Status ClMemory::MakeWork(const Artifact& artifact, cl_command_queue queue, ClWo
   };
   LLMC_RETURN_IF_ERROR(ClWork::Make(DeviceMemory::Of(artifact, counts_, rank_), take, &made));
   LLMC_RETURN_IF_ERROR(ClearArena(queue, made));
+  if (made.hidden_bytes > 0) LLMC_RETURN_IF_ERROR(Fill(queue, made.hidden, made.hidden_bytes));
   *out = std::move(made);
   return Status::Ok();
 }

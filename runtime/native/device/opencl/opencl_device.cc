@@ -37,6 +37,7 @@ Status OpenClDevice::MakeSampling(std::unique_ptr<ClSampling>* out) const {
 Status OpenClDevice::MakeGraphs(const Artifact& artifact, Runner* runner) const {
   for (auto& inputs : runner->inputs) inputs.resize(runner->work.step_bytes / sizeof(int32_t));
   runner->logits.resize(runner->work.logit_bytes / sizeof(float));
+  runner->hidden.resize(runner->work.hidden_bytes / sizeof(float));
   const uint32_t in_flight = overlap() == Overlap::kChained ? 2 : 1;
   return ClGraphs::Make(machine_, artifact, *runner->programs, *memory_, runner->work, queue_.get(), in_flight,
                         options().graphs, ranks_, &runner->graphs);
@@ -46,6 +47,13 @@ Status OpenClDevice::WriteInputs(const Runner& runner, uint64_t bytes) const {
   LLMC_RETURN_IF_CL_ERROR("Copying a step's inputs to '" + machine_->name() + "'",
                           (*machine_)->EnqueueWriteBuffer(queue_.get(), runner.work.step.get(), kClFalse, 0, bytes,
                                                           runner.inputs[runner.filled].data(), 0, nullptr, nullptr));
+  return Status::Ok();
+}
+
+Status OpenClDevice::WriteHidden(const Runner& runner, uint64_t bytes) const {
+  LLMC_RETURN_IF_CL_ERROR("Copying hidden states to '" + machine_->name() + "'",
+                          (*machine_)->EnqueueWriteBuffer(queue_.get(), runner.work.hidden.get(), kClFalse, 0, bytes,
+                                                          runner.hidden.data(), 0, nullptr, nullptr));
   return Status::Ok();
 }
 

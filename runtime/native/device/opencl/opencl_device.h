@@ -73,6 +73,8 @@ class OpenClDevice final : public GpuDevice<OpenClParts> {
   Status MakeGraphs(const Artifact& artifact, Runner* runner) const override;
   int32_t* WordsOf(Runner* runner) const override { return runner->inputs[runner->filled].data(); }
   Status WriteInputs(const Runner& runner, uint64_t bytes) const override;
+  float* HiddenOf(Runner& runner) const override { return runner.hidden.data(); }
+  Status WriteHidden(const Runner& runner, uint64_t bytes) const override;
   Status Start(uint32_t num_samples) override;
   Status ReadLogits(uint32_t num_samples, const float** logits) override;
   Status ReadMemory(const ClPlace& from, uint64_t bytes, void* out) const override;

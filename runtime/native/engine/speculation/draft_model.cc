@@ -52,11 +52,11 @@ Status DraftModel::Create(std::unique_ptr<Device> device, const ModelShape& targ
     return refuse("The draft has " + std::to_string(model.vocab_size) + " tokens, the model " +
                   std::to_string(target.vocab_size) + "; use a draft with the model's tokenizer.");
   }
-  if (model.takes_states && (device->states() == nullptr || model.states_width != target.states_width)) {
+  if (model.takes_states && (device->TakenStates() == nullptr || model.states_width != target.states_width)) {
     return refuse("The draft is a head that reads hidden states of " + std::to_string(model.states_width) +
                   " numbers, and the model leaves " +
                   (target.states_width == 0 ? "none" : "some of " + std::to_string(target.states_width)) +
-                  "; compile the model together with this head, by --eagle.");
+                  "; compile the model together with this head, by --eagle or --mtp.");
   }
   const uint64_t pool = uint64_t{device->num_blocks() - 1} * static_cast<uint32_t>(model.block_size);
   const uint32_t longest = static_cast<uint32_t>(std::min<uint64_t>(static_cast<uint32_t>(model.max_model_len), pool));
@@ -319,7 +319,7 @@ Status DraftModel::RunGroup(const Row* rows, std::size_t count, const StepLoad& 
   Fence fence = 0;
   LLMC_RETURN_IF_ERROR(device_->Enqueue(b, &fence));
   LLMC_RETURN_IF_ERROR(Draw(fence, count));
-  if (model_.takes_states) TakeStates(rows, count);
+  if (model_.takes_states) LLMC_RETURN_IF_ERROR(TakeStates(rows, count, b.num_tokens));
   for (std::size_t i = 0; i < count; ++i) {
     next->push_back(outcomes_[i].status.ok() ? outcomes_[i].result.token : kNoToken);
   }
@@ -328,7 +328,7 @@ Status DraftModel::RunGroup(const Row* rows, std::size_t count, const StepLoad& 
 
 // Gives each token the hidden state of the one before it.
 void DraftModel::GiveStates(const Row* rows, std::size_t count) {
-  float* out = device_->states();
+  float* out = device_->TakenStates();
   for (const Row* row = rows; row != rows + count; ++row) {
     for (uint32_t p = row->start; p < row->start + row->count; ++p, out += states_width()) {
       const float* from = row->guess ? row->state->last.data() : row->sequence->lookahead->states.row(p - 1);
@@ -338,12 +338,14 @@ void DraftModel::GiveStates(const Row* rows, std::size_t count) {
 }
 
 // Keeps the hidden state of each row's last token.
-void DraftModel::TakeStates(const Row* rows, std::size_t count) {
-  const float* left = device_->states();
+Status DraftModel::TakeStates(const Row* rows, std::size_t count, uint32_t num_tokens) {
+  const float* left = nullptr;
+  LLMC_RETURN_IF_ERROR(device_->ReadStates(num_tokens, &left));
   for (const Row* row = rows; row != rows + count; ++row) {
     left += std::size_t{row->count} * states_width();
     row->state->last.assign(left - states_width(), left);
   }
+  return Status::Ok();
 }
 
 Status DraftModel::Draw(Fence fence, std::size_t count) {

@@ -86,7 +86,7 @@ class DraftModel {
   Status RunRows(const std::vector<Row>& rows, std::vector<int32_t>* next);
   Status RunGroup(const Row* rows, std::size_t count, const StepLoad& load, int graph, std::vector<int32_t>* next);
   void GiveStates(const Row* rows, std::size_t count);
-  void TakeStates(const Row* rows, std::size_t count);
+  Status TakeStates(const Row* rows, std::size_t count, uint32_t num_tokens);
   Status Draw(Fence fence, std::size_t count);
 
   std::unique_ptr<Device> device_;

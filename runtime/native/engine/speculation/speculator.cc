@@ -208,8 +208,7 @@ Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
 }
 
 void Speculator::KeepStates(const StepPlan& plan, const float* states) {
-  const uint32_t width = most_ == 0 || draft_ == nullptr ? 0 : draft_->states_width();
-  if (width == 0) return;
+  const uint32_t width = draft_->states_width();
   for (const StepItem& item : plan.items) {
     Sequence* s = item.sequence;
     if (!s->request->guided && s->request->beams == nullptr) {

@@ -34,7 +34,9 @@ class Speculator {
   Status Plan(Scheduler* scheduler, StepPlan* plan);
   // Guesses for a guided sequence that waits for its mask: those likely enough that their masks are used.
   std::vector<int32_t> Offer(Sequence* sequence);
-  // Keeps the hidden states that a step computed, guesses included, for the draft. Call before sequences are forked.
+  // Whether the draft reads hidden states of the model.
+  bool keeps_states() const { return most_ > 0 && draft_ != nullptr && draft_->states_width() > 0; }
+  // Keeps those that a step computed, guesses included. Call before sequences are forked.
   void KeepStates(const StepPlan& plan, const float* states);
   // `child` continues where `parent` is.
   void Fork(const Sequence& parent, Sequence* child) const;
