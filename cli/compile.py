@@ -14,6 +14,7 @@ import typer
 from llmc.cli.options.artifact_checks import check_opens
 from llmc.cli.options.compile import CompileOptions
 from llmc.cli.options.group import takes_option_groups
+from llmc.cli.options.sample import read_sample
 from llmc.cli.render.compile_progress import progress_bar
 from llmc.units import format_bytes
 
@@ -91,6 +92,18 @@ def compile_command(
         help="Also compile the model's own layer for multi-token prediction, for --draft; its artifact is beside OUT, "
         "with -mtp in its name.",
     ),
+    draft_vocab: int = typer.Option(
+        0,
+        min=0,
+        metavar="N",
+        help="Tokens that the head of --mtp or --eagle may guess, the most frequent ones; 0: all. Choosing among fewer "
+        "ones is faster.",
+    ),
+    draft_vocab_text: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="UTF-8 text whose tokens count as frequent for --draft-vocab; default: the tokenizer's lowest ids.",
+    ),
     jobs: int = typer.Option(0, min=0, metavar="N", help="Compiling processes; 0: one per CPU."),
     tune: bool = typer.Option(
         False,
@@ -117,6 +130,11 @@ def compile_command(
         raise typer.BadParameter("--tune measures a whole artifact, not what is added to one; leave out one of them")
     if eagle is not None and mtp:
         raise typer.BadParameter("--eagle and --mtp each add a head, and a model has one: leave out one of them")
+    if draft_vocab and eagle is None and not mtp:
+        raise typer.BadParameter("--draft-vocab is for a head that guesses: add --mtp or --eagle HEAD, or leave it out")
+    if draft_vocab_text is not None and not draft_vocab:
+        raise typer.BadParameter("--draft-vocab-text chooses the tokens of --draft-vocab N: add that, or leave it out")
+    text = "" if draft_vocab_text is None else read_sample(draft_vocab_text, "--draft-vocab-text")
     if add and (eagle is not None or mtp):
         flag = "--mtp" if mtp else "--eagle"
         raise typer.BadParameter(f"{flag} changes every graph, and --add none: compile the model again with {flag}")
@@ -144,7 +162,7 @@ def compile_command(
         else:
             from llmc.compiler.drafting_heads import compile_with_head
 
-            report, head = compile_with_head(config, eagle, progress)
+            report, head = compile_with_head(config, eagle, progress, draft_vocab=draft_vocab, draft_text=text)
             heads.append(head)
     report = replace(report, phase_seconds={"start": start_s, **report.phase_seconds})
     if not tune:

@@ -82,6 +82,7 @@ class CompileConfig:
     leave_states: graphs leave hidden states for a drafting head.
     head: directory of a drafting head, compiled instead of the model unless leave_states; None for the model.
     mtp: the head is the model's own layer for multi-token prediction; head is then None.
+    draft_tokens: those that the head may guess, ascending; empty for all.
     """
 
     model: Path
@@ -118,6 +119,7 @@ class CompileConfig:
     leave_states: bool = False
     head: Path | None = None
     mtp: bool = False
+    draft_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -169,7 +171,7 @@ class CompileConfig:
         )
         if self.leave_states:
             return model if self.head is None else leaving_states(model, self.head)
-        return model if self.head is None and not self.mtp else open_head(self.head, model)
+        return model if self.head is None and not self.mtp else open_head(self.head, model, self.draft_tokens)
 
     def num_jobs(self) -> int:
         return self.jobs or len(os.sched_getaffinity(0))

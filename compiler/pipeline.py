@@ -134,6 +134,7 @@ def _weights(state: CompileState, on_step: OnStep) -> None:
             kv_scales=resolved.kv_scale_values,
             gates="" if resolved.adapters is None else resolved.adapters.gates,
             by_expert=resolved.by_expert,
+            draft_tokens=config.draft_tokens,
         )
     )
     known = recorded_weights(records, weights_key)

@@ -84,7 +84,7 @@ HEADINGS: Mapping[str, Headings] = {
             "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
         ),
         "Adapters": ("merge_lora", "lora_slots", "lora_rank", "lora_experts"),
-        "Speculation": ("eagle", "mtp"),
+        "Speculation": ("eagle", "mtp", "draft_vocab", "draft_vocab_text"),
         "Target": ("target", "tensor_parallel", "pipeline_parallel", "expert_parallel", "tune"),
         "Artifact": ("output", "overwrite", "tokenizer"),
         "Building": ("cache_dir", "jobs", "dump"),

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.config import CompileError
-from llmc.models.errors import ModelError
+from llmc.compiler.model_tokenizer import tokenizer_of
 from llmc.models.sources.base import ModelFiles
 
 _CHARS_A_TOKEN = 64  # characters read per token wanted; the rest of a text is ignored
@@ -18,21 +18,7 @@ def calibration_windows(files: ModelFiles, text: str, samples: int, length: int,
     longest: most tokens that the model can read at once. A text shorter than one window becomes one shorter window.
     Raises CompileError.
     """
-    from tokenizers import Tokenizer
-
-    if not files.has("tokenizer.json"):
-        raise CompileError(
-            f"{files.place('tokenizer.json')} does not exist, and calibration text needs it; put the tokenizer "
-            "there or use --method rtn"
-        )
-    with files.open("tokenizer.json") as file:
-        try:
-            tokenizer = Tokenizer.from_buffer(file.read())
-        except Exception as error:  # the library raises bare Exception
-            why = " ".join(str(error).split())[:200]
-            raise ModelError(f"{files.place('tokenizer.json')} is not a tokenizer ({why}); download it again") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer = tokenizer_of(files, "calibration text", "use --method rtn")
     first = tokenizer.encode("").ids
     length = min(length, longest)
     kept = text[: samples * length * _CHARS_A_TOKEN]

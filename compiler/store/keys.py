@@ -183,6 +183,7 @@ def weights_components(
     kv_scales: tuple[float, ...] = (),
     gates: str = "",
     by_expert: bool = False,
+    draft_tokens: tuple[int, ...] = (),
 ) -> dict[str, str]:
     """The components of packed weights; a checkpoint's files count by path, size and modification time.
 
@@ -192,6 +193,7 @@ def weights_components(
     kv_scales: from a file beside the model.
     gates: how gate and up of gated layers are packed (`AdapterLimits.gates`), if not separately.
     by_expert: each rank holds whole experts.
+    draft_tokens: see `CompileConfig`.
     The sources include all of models/, and thus the readers of every format.
     """
     # Copies may keep names, sizes and times. Inodes are unique, and no tool sets the change time.
@@ -202,6 +204,7 @@ def weights_components(
         **({"gates": gates} if gates else {}),
         **({"experts": "whole"} if by_expert else {}),
         **({"kv_scales": json.dumps(kv_scales)} if kv_scales else {}),
+        **({"draft_tokens": json.dumps(draft_tokens)} if draft_tokens else {}),
         **({} if model.pooled is None else {"pooled": str(model.pooled)}),
         **({} if model.multipliers is None else {"multipliers": str(model.multipliers)}),
         "kind": "weights",

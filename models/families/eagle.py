@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from llmc.models.config import ModelConfig
+from llmc.models.draft_vocab import with_few_tokens
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
@@ -36,7 +39,9 @@ def weight_map(config: ModelConfig) -> WeightMap:
     found.append(Target("fc.weight", (Source("fc.weight", (hidden, 2 * hidden)),), "act"))
     if config.fc_bias:
         found.append(Target("fc.bias", (Source("fc.bias", (hidden,)),), "f32"))
-    return WeightMap(tuple(found), _COPIES | {f"{OF_MODEL}.lm_head.weight"})
+    made = WeightMap(tuple(found), _COPIES | {f"{OF_MODEL}.lm_head.weight"})
+    count = config.draft_vocab_size
+    return with_few_tokens(made, np.arange(count, dtype=np.int32)) if count else made
 
 
 def _build(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:

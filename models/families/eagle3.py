@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from llmc.models.config import ModelConfig
+from llmc.models.draft_vocab import places_target
 from llmc.models.errors import ModelError
 from llmc.models.families.eagle import OF_MODEL
 from llmc.models.families.family import Family
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"})
 """Class names in config.json of published heads; some have that of Llama."""
-PLACES = "places"
-"""Made from d2t: for each token of the model its place in the head's vocabulary, or −1."""
 _UNUSED = frozenset({"fc.weight", "d2t", "t2d", "embed_tokens.weight", "midlayer.self_attn.rotary_emb.inv_freq"})
 _LAYERS, _EMBEDDINGS = ("midlayer", "layers.0"), ("embed_tokens", f"{OF_MODEL}.embed")
 """Names in published heads."""
@@ -48,7 +47,7 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         else:
             yield target
     if config.draft_vocab_size:
-        yield Target(PLACES, (Source(PLACES, (config.vocab_size,)),), "f32")
+        yield places_target(config.vocab_size)
 
 
 def _map(layer: str, embed: str, config: ModelConfig) -> WeightMap:

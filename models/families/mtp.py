@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from llmc.models.config import ModelConfig
+from llmc.models.draft_vocab import with_few_tokens
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
@@ -25,7 +28,8 @@ def _read_config(fields: Fields, generation: Fields) -> ModelConfig:
 
 def weight_map(config: ModelConfig) -> WeightMap:
     """The map of `blocks.mtp.MtpHead`, with names of sources that stand for those of the model's own family."""
-    return QWEN_MTP.weight_map(config, LLAMA_LAYOUT.weight_map(config))
+    found, count = QWEN_MTP.weight_map(config, LLAMA_LAYOUT.weight_map(config)), config.draft_vocab_size
+    return with_few_tokens(found, np.arange(count, dtype=np.int32)) if count else found
 
 
 def _build(config: ModelConfig, act_dtype: str, max_len: int) -> Decoder:

@@ -12,18 +12,20 @@ import numpy as np
 from llmc.models.brief import brief
 from llmc.models.config import ModelConfig
 from llmc.models.convert import Array
+from llmc.models.draft_vocab import places_of
 from llmc.models.errors import ModelError
 from llmc.models.families.eagle import OF_MODEL
-from llmc.models.families.eagle3 import ARCHITECTURES, EAGLE_3, PLACES
+from llmc.models.families.eagle3 import ARCHITECTURES, EAGLE_3
 from llmc.models.families.llama import LLAMA
 from llmc.models.fields import Fields
 from llmc.models.known_keys import check_known
 from llmc.models.layout import STATES_FC
 from llmc.models.loader import check_checkpoint
-from llmc.models.sources.base import ArrayTensor, Checkpoint, ModelFiles, ModelSource, Tensor
+from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 from llmc.models.sources.folder_checkpoint import FolderCheckpoint, weight_files
 from llmc.models.sources.head import HeadSource
 from llmc.models.sources.joined import JoinedCheckpoint
+from llmc.models.sources.placed import PlacedCheckpoint
 from llmc.models.weight_map import WeightMap
 
 _NESTED = "transformer_layer_config"
@@ -154,7 +156,7 @@ class Eagle3Source(HeadSource):
         return _HeadCheckpoint(FolderCheckpoint(self.path), self.config(), self._model)
 
 
-class _HeadCheckpoint(JoinedCheckpoint):
+class _HeadCheckpoint(PlacedCheckpoint):
     """The tensors of a head, with the places of tokens, and the model's embedding if the head has none."""
 
     def __init__(self, head: FolderCheckpoint, config: ModelConfig, model: ModelSource) -> None:
@@ -163,30 +165,16 @@ class _HeadCheckpoint(JoinedCheckpoint):
         if _EMBEDDING not in head.names():
             of_model = model.checkpoint()
             parts[OF_MODEL], self._embedding = of_model, _embedding_of(model, of_model)
-        super().__init__(head, parts)
-        self._places = _places(head, config) if config.draft_vocab_size else None
+        super().__init__(head, parts, _places(head, config) if config.draft_vocab_size else None)
 
     def _at(self, name: str) -> tuple[Checkpoint, str]:
         checkpoint, own = super()._at(name)
         return (checkpoint, self._embedding or own) if checkpoint is not self._whole else (checkpoint, own)
 
     def names(self) -> tuple[str, ...]:
+        others = (name for name in super().names() if not name.startswith(f"{OF_MODEL}."))
         shared = (f"{OF_MODEL}.embed.weight",) if self._embedding is not None else ()
-        places = () if self._places is None else (PLACES,)
-        return tuple(sorted((*self._whole.names(), *shared, *places)))
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._places.shape if name == PLACES and self._places is not None else super().shape(name)
-
-    def dtype(self, name: str) -> str:
-        return "f32" if name == PLACES else super().dtype(name)
-
-    def check_dtype(self, name: str) -> None:
-        if name != PLACES:
-            super().check_dtype(name)
-
-    def tensor(self, name: str) -> Tensor:
-        return ArrayTensor(self._places) if name == PLACES and self._places is not None else super().tensor(name)
+        return tuple(sorted((*others, *shared)))
 
 
 def _embedding_of(model: ModelSource, checkpoint: Checkpoint) -> str:
@@ -212,9 +200,7 @@ def _places(head: FolderCheckpoint, config: ModelConfig) -> Array:
         raise ModelError(
             f"{head.path}: d2t does not name {count} different tokens below {vocab}, the model's number; {again}"
         )
-    places = np.full(vocab, -1, np.float32)
-    places[tokens] = np.arange(count)
-    return places
+    return places_of(tokens, vocab)
 
 
 class LeavingSource(ModelSource):

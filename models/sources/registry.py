@@ -12,6 +12,7 @@ from llmc.models.fields import Fields
 from llmc.models.sources.base import ModelSource
 from llmc.models.sources.eagle import EagleSource
 from llmc.models.sources.eagle3 import Eagle3Source, LeavingSource, is_eagle_3
+from llmc.models.sources.few_tokens import FewTokensSource
 from llmc.models.sources.folder import FolderSource
 from llmc.models.sources.gguf.source import GgufSource
 from llmc.models.sources.lora.source import MergedSource
@@ -38,14 +39,18 @@ def open_source(
     return MergedSource(source, adapters) if adapters else source
 
 
-def open_head(path: Path | None, model: ModelSource) -> ModelSource:
+def open_head(path: Path | None, model: ModelSource, tokens: tuple[int, ...] = ()) -> ModelSource:
     """Opens a drafting head for `model`; without a path, the model's own layer for multi-token prediction.
 
-    Raises ModelError for a path that is not a directory.
+    tokens: those that it may guess, ascending; empty for all. Raises ModelError for a path that is not a directory, and
+    for tokens if the head has an output projection of its own.
     """
-    if path is None:
-        return MtpSource(model)
-    return Eagle3Source(path, model) if _is_eagle_3(path) else EagleSource(path, model)
+    if path is not None and _is_eagle_3(path):
+        if tokens:
+            raise ModelError(f"{path} is a head of EAGLE-3, which has a vocabulary of its own: leave out --draft-vocab")
+        return Eagle3Source(path, model)
+    head = MtpSource(model) if path is None else EagleSource(path, model)
+    return FewTokensSource(head, tokens) if tokens else head
 
 
 def leaving_states(model: ModelSource, head: Path) -> ModelSource:
