@@ -31,7 +31,7 @@ def gate_first(config: ModelConfig) -> Rows:
     return heads_to_rows(np.concatenate((of_q[:, 1], of_q[:, 0], of_kv)), config.head_dim)
 
 
-LAYOUT = Layout(qkv_rows=gate_first, norm_plus=1.0, other_modules=("mtp.",))
+LAYOUT = Layout(qkv_rows=gate_first, norm_plus=1.0, other_modules=("mtp.", "model.mtp."))
 _BY_KEY_HEAD = replace(LAYOUT, delta_net=replace(DELTA_LAYOUT, inputs=("in_proj_qkvz",), gates=("in_proj_ba",)))
 
 

@@ -10,6 +10,7 @@ from typing import BinaryIO
 from llmc.models.config import ModelConfig
 from llmc.models.convert import Array, convert
 from llmc.models.files import has_file, open_file
+from llmc.models.mtp_layout import MtpLayout
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import WeightMap
 
@@ -179,6 +180,14 @@ class ModelSource(ABC):
     @abstractmethod
     def checkpoint(self) -> Checkpoint:
         """The model's tensors, with every header checked."""
+
+    def mtp_layout(self) -> MtpLayout | None:
+        """Names of its layer for multi-token prediction in `mtp_checkpoint`; None if llmc knows none."""
+        return None
+
+    def mtp_checkpoint(self) -> Checkpoint:
+        """The model's tensors, with those of that layer."""
+        return self.checkpoint()
 
     @abstractmethod
     def model_files(self) -> ModelFiles: ...

@@ -12,6 +12,7 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.known_keys import check_known
+from llmc.models.mtp_layout import MtpLayout
 from llmc.models.registry import family_of, get_family, with_model_type
 from llmc.models.sentence_model import SENTENCE_FILES, left_to_callers
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
@@ -95,6 +96,9 @@ class FolderSource(ModelSource):
         pooled = self.config().pooled
         sources = () if pooled is None else tuple(dense.source for dense in pooled.dense if dense.source)
         return tuple(source.removesuffix(".linear") for source in sources)
+
+    def mtp_layout(self) -> MtpLayout | None:
+        return get_family(self.config().model_type).mtp
 
     def checkpoint(self) -> Checkpoint:
         whole = self._transformer()

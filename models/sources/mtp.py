@@ -29,7 +29,7 @@ class MtpSource(ModelSource):
     @cached_property
     def _layout(self) -> MtpLayout:
         config = self._model.config()
-        found = get_family(config.model_type).mtp
+        found = self._model.mtp_layout()
         if found is None or config.pooled is not None:
             raise ModelError(
                 f"{self.path}: llmc knows no layer for multi-token prediction of {config.model_type} models that "
@@ -57,7 +57,7 @@ class MtpSource(ModelSource):
         return self._model.is_quantized
 
     def checkpoint(self) -> Checkpoint:
-        return _MtpCheckpoint(self._model.checkpoint(), self._alone, self._layout)
+        return _MtpCheckpoint(self._model.mtp_checkpoint(), self._alone, self._layout)
 
     def model_files(self) -> ModelFiles:
         return self._model.model_files()
@@ -77,10 +77,13 @@ class _MtpCheckpoint(JoinedCheckpoint):
         shapes = {name: model.shape(name) for name in model.names()}
         if f"{layout.join}.weight" not in shapes:
             raise ModelError(
-                f"{self.path} has no layer for multi-token prediction, whose first tensor is {layout.join}.weight; "
+                f"{self.path} has no layer for multi-token prediction, which has the tensor "
+                f"{model.called(f'{layout.join}.weight')}; "
                 "leave out --mtp, or download the model again if it should have one"
             )
-        maps = [layout.weight_map(alone, of_model) for of_model in get_family(alone.model_type).weight_maps(alone)]
+        own = model.weight_map(alone)
+        of_model = get_family(alone.model_type).weight_maps(alone) if own is None else [own]
+        maps = [layout.weight_map(alone, one) for one in of_model]
         named = (found for found in maps if all(source.name in shapes for source in found.sources()))
         self._map = next(named, maps[-1])
         self._read = frozenset(source.name for source in self._map.sources())

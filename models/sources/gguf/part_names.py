@@ -21,6 +21,15 @@ _LATENT = {
     "attn_k_b": "k_b_proj",
     "attn_v_b": "v_b_proj",
 }
+# Of a layer for multi-token prediction, as in `DEEPSEEK_MTP`.
+_MTP = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.embed_tokens": "embed_tokens",
+}
 
 
 def whole_names(layout: Layout) -> dict[str, str]:
@@ -63,6 +72,7 @@ def layer_names(layout: Layout, others: Mapping[str, str], *, gated: bool) -> di
         "ffn_gate_inp": layout.router,
         **of_expert,
         "ffn_gate_inp_shexp": layout.shared_gate,
+        **_MTP,
         **others,
     }
     tensors = {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in modules.items() for kind in _KINDS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import numpy as np
 from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES, Array
 from llmc.models.errors import ModelError
+from llmc.models.mtp_layout import DEEPSEEK_MTP, MtpLayout
+from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, ModelFiles, ModelSource, Tensor
 from llmc.models.sources.gguf.activation import activation_values
 from llmc.models.sources.gguf.architecture import NO_WEIGHTS, Architecture, Place
@@ -187,12 +190,23 @@ class GgufSource(ModelSource):
         return found
 
     def checkpoint(self) -> GgufCheckpoint:
+        return self._checkpoint_of(self._of_model(self.config()))
+
+    def _checkpoint_of(self, tensors: Mapping[str, GgufFile]) -> GgufCheckpoint:
         config = self.config()
         # Unrotated heads are ordered like fully rotated ones.
         whole = config.rope.theta is None or self._architecture.whole_heads
         rows = HeadRows(config.head_dim, config.head_dim if whole else config.rope.dim)
         values = activation_values(self._metadata, config)
-        return GgufCheckpoint(self.path, self._of_model(config), self._architecture, rows, values)
+        return GgufCheckpoint(self.path, tensors, self._architecture, rows, values)
+
+    def mtp_layout(self) -> MtpLayout | None:
+        found = get_family(self._architecture.model_type).mtp
+        # Files name it in one way, whatever the family does.
+        return None if found is None else replace(DEEPSEEK_MTP, state_first=found.state_first)
+
+    def mtp_checkpoint(self) -> GgufCheckpoint:
+        return self._checkpoint_of(self._tensors)
 
     def _of_model(self, config: ModelConfig) -> dict[str, GgufFile]:
         """Tensors without layers after the last (multi-token prediction), if metadata mention any."""

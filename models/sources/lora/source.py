@@ -11,6 +11,7 @@ from llmc.models.brief import brief_name
 from llmc.models.config import ModelConfig
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
+from llmc.models.mtp_layout import MtpLayout
 from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
 from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged, weights_file
@@ -235,7 +236,16 @@ class MergedSource(ModelSource):
         self._base.check_adapters()
 
     def checkpoint(self) -> MergedCheckpoint:
-        config, base = self._base.config(), self._base.checkpoint()
+        return self._over(self._base.checkpoint())
+
+    def mtp_layout(self) -> MtpLayout | None:
+        return self._base.mtp_layout()
+
+    def mtp_checkpoint(self) -> MergedCheckpoint:
+        return self._over(self._base.mtp_checkpoint())
+
+    def _over(self, base: Checkpoint) -> MergedCheckpoint:
+        config = self._base.config()
         weights = _weights_of(config, base)
         return MergedCheckpoint(base, self._read, weights, _head_of(weights, config.tie_word_embeddings))
 

@@ -108,7 +108,7 @@ def test_models_without_such_a_layer(llama: tuple[Path, Artifact], tmp_path: Pat
         refused(llama[0])
     family, fields = CASES["glm4_moe"]
     folder = make_tiny_model(tmp_path / "without", family, **fields)
-    with pytest.raises(ModelError, match=r"whose first tensor is model\.layers\.3\.eh_proj\.weight; leave out --mtp"):
+    with pytest.raises(ModelError, match=r"which has the tensor model\.layers\.3\.eh_proj\.weight; leave out --mtp"):
         refused(folder)
     add_mtp(folder)
     refused(folder)
