@@ -37,7 +37,7 @@ from llmc.runtime.binding import Artifact, Engine, SamplingParams
 from llmc.runtime.drafts import opened_draft
 from llmc.runtime.speculation import parse_speculation
 
-LOOKUP_KINDS, DRAFT_KINDS = ("edit", "summary", "answer"), ("article",)
+LOOKUP_KINDS = ("edit", "summary", "answer")
 """Kinds of texts for guesses from the prompt, and kinds whose answers are long enough for a draft."""
 KIND_NAMES = {
     "edit": "a function, with a variable renamed",
@@ -182,7 +182,7 @@ def measure(given: argparse.Namespace, sequences: int) -> Iterator[Measured]:
         for kind in given.kinds:
             ways = [
                 "",
-                *(name for name in engines if name and kind in (LOOKUP_KINDS if name == "ngram" else DRAFT_KINDS)),
+                *(name for name in engines if name and (name != "ngram" or kind in LOOKUP_KINDS)),
             ]
             found = pairs(kind, given.texts, given.tokenizer, sequences, given.reach - 64)
             texts = [(prompt, answer[: given.most]) for prompt, answer in found]

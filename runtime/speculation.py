@@ -10,8 +10,7 @@ from llmc.shown import shown
 
 from .request_error import RequestError
 
-DEFAULT_GUESSES = {"ngram": 16, "draft": 8}
-MAX_GUESSES = 64
+SOURCES, DEFAULT_GUESSES, MAX_GUESSES = ("ngram", "draft"), 16, 64
 SPECULATE_METAVAR = "off|ngram|draft"
 
 
@@ -42,8 +41,8 @@ def parse_speculation(text: str | None, draft: str | Path | None = None, name: s
         return Speculation()
     source, *rest = str(text).split(":")
     always = rest[1:] == ["always"]
-    most = rest[0] if rest else str(DEFAULT_GUESSES.get(source))
-    known = source in DEFAULT_GUESSES and len(rest) <= (2 if always else 1)
+    most = rest[0] if rest else str(DEFAULT_GUESSES)
+    known = source in SOURCES and len(rest) <= (2 if always else 1)
     if not (known and most.isascii() and most.isdigit() and len(most) < 4 and 1 <= int(most) <= MAX_GUESSES):
         raise RequestError(
             f"{name} {shown(text)} is unknown: use off, ngram or draft, or ngram:K with 1 to {MAX_GUESSES} guesses"

@@ -1,5 +1,5 @@
 // Acceptance: measured probability that a guess is right. Long repetitions continue more often than short ones, and
-// some texts repeat themselves more than others.
+// some texts repeat themselves more than others. Guesses of a draft are equally good after any text.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -20,6 +20,9 @@ struct Evidence {
 
 class Acceptance {
  public:
+  // In place of the length of a repetition: a draft guesses.
+  static constexpr uint32_t kDraft = UINT32_MAX;
+
   // Probability that the next guess of a sequence is right, from its own evidence. Where that is thin, all guesses
   // after repetitions of that length count, too.
   double Odds(const Evidence& own, uint32_t match_length) const {
@@ -40,9 +43,11 @@ class Acceptance {
 
  private:
   static constexpr double kBelief = 4, kOwnMemory = 24, kMemory = 512, kAge = 0.99;
-  static constexpr uint32_t kClasses = 6;
-  static uint32_t ClassOf(uint32_t length) { return length < 3 ? length : length < 5 ? 3 : length < 9 ? 4 : 5; }
-  static double Believed(uint32_t length) { return std::min(0.2 + 0.1 * length, 0.8); }
+  static constexpr uint32_t kClasses = 7;
+  static uint32_t ClassOf(uint32_t length) {
+    return length < 3 ? length : length < 5 ? 3 : length < 9 ? 4 : length < kDraft ? 5 : 6;
+  }
+  static double Believed(uint32_t length) { return length == kDraft ? 0.6 : std::min(0.2 + 0.1 * length, 0.8); }
   std::array<Evidence, kClasses> classes_{};
 };
 

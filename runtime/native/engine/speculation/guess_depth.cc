@@ -19,14 +19,13 @@ void GuessDepth::SortGains(std::vector<GuessChoice>* choices) {
     GuessChoice& choice = (*choices)[i];
     choice.depth = 0;
     double odds = 1;
-    for (uint32_t j = 0; j < choice.most; ++j) gains_.push_back({odds *= choice.odds, i, j + 1});
+    for (uint32_t j = 0; j < choice.most; ++j) gains_.push_back({odds *= choice.odds, i, j + 1, choice.drafted});
   }
   // Odds of one sequence fall, so its guesses stay in order.
   std::stable_sort(gains_.begin(), gains_.end(), [](const Gain& a, const Gain& b) { return a.odds > b.odds; });
 }
 
-void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, const Again& again,
-                        std::vector<GuessChoice>* choices) {
+void GuessDepth::Choose(uint64_t contexts, uint32_t room, const Again& again, std::vector<GuessChoice>* choices) {
   const uint32_t seqs = static_cast<uint32_t>(choices->size());
   SortGains(choices);
   if (gains_.empty() || !costs_.Known(seqs, contexts)) return;
@@ -35,11 +34,11 @@ void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, const Ag
   const double without = costs_.Extra(seqs, again.rows);
   double tokens = seqs, best_rate = seqs / (1 + without), later = 0;
   uint32_t best = 0, levels = 0;
-  const double draft_share = drafted ? DraftShare(seqs) : 0;
+  const double draft_share = DraftShare(seqs);
   for (uint32_t count = 1; count <= most; ++count) {
     const Gain& gain = gains_[count - 1];
     tokens += gain.odds;
-    levels = std::max(levels, gain.level);
+    if (gain.drafted) levels = std::max(levels, gain.level);
     const double rows = costs_.Extra(seqs, again.rows + count), drafting = draft_share * levels;
     // The step costs this much even if all guesses are wrong.
     if (rows - without + drafting > credit_ + kMostLoss) break;
@@ -57,16 +56,15 @@ void GuessDepth::Choose(uint64_t contexts, uint32_t room, bool drafted, const Ag
   for (uint32_t i = 0; i < best; ++i) ++(*choices)[gains_[i].choice].depth;
 }
 
-void GuessDepth::ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, bool drafted,
-                             std::vector<GuessChoice>* choices) {
+void GuessDepth::ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, std::vector<GuessChoice>* choices) {
   SortGains(choices);
   if (gains_.empty() || row_ns_ == 0 || !costs_.Known(seqs, contexts)) return;
-  const double row = row_ns_ / costs_.Plain(seqs), draft_share = drafted ? DraftShare(seqs) : 0;
+  const double row = row_ns_ / costs_.Plain(seqs), draft_share = DraftShare(seqs);
   double gain = 0, best_gain = 0;
   uint32_t best = 0, levels = 0;
   for (uint32_t count = 1; count <= std::min<std::size_t>(room, gains_.size()); ++count) {
     gain += gains_[count - 1].odds / seqs;
-    levels = std::max(levels, gains_[count - 1].level);
+    if (gains_[count - 1].drafted) levels = std::max(levels, gains_[count - 1].level);
     const double extra = row * count + draft_share * levels;
     if (extra > credit_ + kMostLoss) break;
     if (gain - extra > best_gain) {

@@ -13,6 +13,7 @@ struct GuessChoice {
   double odds = 0;  // probability that a guess is right if those before it are
   uint32_t most = 0;  // most guesses it may bring
   uint32_t depth = 0;  // chosen number
+  bool drafted = false;  // a draft makes them, one level at a time for all sequences
 };
 
 class GuessDepth {
@@ -28,11 +29,11 @@ class GuessDepth {
   };
 
   // Fills in each depth for a decode step of these sequences. contexts: as in StepCosts. room: rows that a graph has
-  // beside those of the step. drafted: a draft makes the guesses, one level at a time for all sequences.
-  void Choose(uint64_t contexts, uint32_t room, bool drafted, const Again& again, std::vector<GuessChoice>* choices);
+  // beside those of the step.
+  void Choose(uint64_t contexts, uint32_t room, const Again& again, std::vector<GuessChoice>* choices);
   // The same for the decodes of a mixed step. There a row costs at most the mean time per row of mixed steps, and a
   // token gained saves its part of a plain step.
-  void ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, bool drafted, std::vector<GuessChoice>* choices);
+  void ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, std::vector<GuessChoice>* choices);
   // Whether a draft should read `tokens` tokens of a text: expected gain of at least twice the time of reading.
   // odds: as in GuessChoice. most: most guesses per step. left: tokens of the text still to come.
   bool PaysToRead(uint32_t seqs, uint64_t contexts, double odds, uint32_t most, uint32_t tokens, uint32_t left) const;
@@ -58,6 +59,7 @@ class GuessDepth {
   struct Gain {
     double odds;
     uint32_t choice, level;
+    bool drafted;
   };
   // Assumed until a draft is timed, in the warm-up or while serving. kDraftShare: cost of a level as a share of a step;
   // kReadShare: cost of reading a token as a share of a level.

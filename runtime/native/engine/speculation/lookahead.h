@@ -13,7 +13,7 @@ struct Lookahead {
   PromptLookup lookup;
   std::unique_ptr<DraftState> draft;  // for an engine with a draft
   HiddenStates states;  // for an engine whose draft takes hidden states
-  Evidence evidence;
+  Evidence repeated, drafted;  // of guesses of either kind
 };
 
 }  // namespace llmc

@@ -8,8 +8,8 @@
 namespace llmc {
 namespace {
 
-// Match length under which guesses of a draft are rated; with a draft, no repetitions are rated.
-constexpr uint32_t kOfDraft = 4;
+// A token that the grammar leaves no choice of is as likely as such a repetition.
+constexpr uint32_t kForced = 4;
 
 // Guided sequences get guesses as long as all are right with these odds: masks take the host's time.
 constexpr double kLeastOffered = 0.5;
@@ -35,12 +35,30 @@ Speculator::Proposal Speculator::Propose(const StepItem& item, uint64_t reach) {
   proposal.sequence = s;
   proposal.size = static_cast<uint32_t>(s->tokens.size());
   proposal.first = static_cast<uint32_t>(guesses_.size());
+  proposal.repeated = -1;
   proposal.decode = item.decodes() && item.sample && MayGuess(*s);
   if (!proposal.decode) return proposal;
   if (s->lookahead == nullptr) s->lookahead = std::make_unique<Lookahead>();
   if (s->request->guided) return AskHost(proposal, reach);
   if (made_up_ >= 0) return MakeUp(proposal, reach);
-  return draft_ == nullptr ? LookUp(proposal, reach) : AskDraft(proposal, reach);
+  return draft_ == nullptr ? LookUp(proposal, reach) : LookUpOrAsk(proposal, reach);
+}
+
+// Guesses of a repetition cost nothing, so they go along if they are as likely as a draft's. Else the first is rated.
+Speculator::Proposal Speculator::LookUpOrAsk(Proposal proposal, uint64_t reach) {
+  if (always_) return AskDraft(proposal, reach);
+  Proposal repeated = LookUp(proposal, reach);
+  Proposal drafted = AskDraft(proposal, reach);
+  if (repeated.most > 0 && OddsOf(repeated) >= OddsOf(drafted)) {
+    repeated.unread = drafted.unread;
+    return repeated;
+  }
+  if (repeated.count > 0) {
+    drafted.repeated = guesses_[repeated.first];
+    drafted.repeated_length = repeated.match_length;
+  }
+  guesses_.resize(proposal.first);
+  return drafted;
 }
 
 Speculator::Proposal Speculator::LookUp(Proposal proposal, uint64_t reach) {
@@ -55,7 +73,7 @@ Speculator::Proposal Speculator::LookUp(Proposal proposal, uint64_t reach) {
 
 // Rated like guesses of a draft: they are equally good after any text.
 Speculator::Proposal Speculator::MakeUp(Proposal proposal, uint64_t reach) {
-  proposal.match_length = kOfDraft;
+  proposal.match_length = Acceptance::kDraft;
   proposal.count = proposal.most = MostOf(proposal, reach);
   guesses_.insert(guesses_.end(), proposal.count, made_up_);
   return proposal;
@@ -67,8 +85,7 @@ Speculator::Proposal Speculator::AskHost(Proposal proposal, uint64_t reach) {
   const std::vector<int32_t>& known = s->request->masks[s->output_index].guesses;
   PromptLookup& lookup = s->lookahead->lookup;
   lookup.Follow(s->tokens);
-  // A token that the grammar leaves no choice of is as likely as a long repetition.
-  proposal.match_length = known.empty() ? lookup.match_length() : std::max(lookup.match_length(), kOfDraft);
+  proposal.match_length = known.empty() ? lookup.match_length() : std::max(lookup.match_length(), kForced);
   proposal.most = std::min(MostOf(proposal, reach), static_cast<uint32_t>(known.size()));
   if (known.empty()) lookup.Guess(s->tokens, std::min(MostOf(proposal, reach), 1u), &guesses_);
   guesses_.insert(guesses_.end(), known.begin(), known.begin() + proposal.most);
@@ -84,7 +101,7 @@ std::vector<int32_t> Speculator::Offer(Sequence* s) {
   if (s->lookahead == nullptr) s->lookahead = std::make_unique<Lookahead>();
   PromptLookup& lookup = s->lookahead->lookup;
   lookup.Follow(s->tokens);
-  const double odds = acceptance_.Odds(s->lookahead->evidence, lookup.match_length());
+  const double odds = acceptance_.Odds(s->lookahead->repeated, lookup.match_length());
   uint32_t count = 0;
   double likely = odds;
   while (count < most && (always_ || likely >= kLeastOffered)) {
@@ -98,7 +115,7 @@ std::vector<int32_t> Speculator::Offer(Sequence* s) {
 // The draft guesses only after the numbers of guesses that go along are chosen.
 Speculator::Proposal Speculator::AskDraft(Proposal proposal, uint64_t reach) {
   Sequence* s = proposal.sequence;
-  proposal.match_length = kOfDraft;
+  proposal.match_length = Acceptance::kDraft;
   if (s->lookahead->draft == nullptr) s->lookahead->draft = std::make_unique<DraftState>(draft_.get());
   const uint32_t own_reach = draft_->Reach(*s);
   if (proposal.size >= own_reach) return proposal;
@@ -113,7 +130,7 @@ Status Speculator::ReadOn() {
   for (const Proposal& p : proposals_) {
     if (!p.unread) continue;
     const Sequence& s = *p.sequence;
-    const double odds = acceptance_.Odds(s.lookahead->evidence, kOfDraft);
+    const double odds = acceptance_.Odds(s.lookahead->drafted, Acceptance::kDraft);
     const uint32_t left = s.request->max_length - p.size;
     if (!always_ && !depth_.PaysToRead(seqs, contexts_, odds, most_, draft_->NumUnread(s), left)) continue;
     const uint64_t begin = MonotonicNs();
@@ -128,7 +145,7 @@ Status Speculator::ReadOn() {
 Status Speculator::MakeGuesses() {
   tasks_.clear();
   uint32_t levels = 0;
-  const auto asks = [this](std::size_t i) { return choices_[i].depth > 0 && !proposals_[i].sequence->request->guided; };
+  const auto asks = [this](std::size_t i) { return choices_[i].depth > 0 && proposals_[i].drafted(); };
   for (std::size_t i = 0; i < proposals_.size(); ++i) {
     if (!asks(i)) continue;
     tasks_.push_back({proposals_[i].sequence, choices_[i].depth, 0});
@@ -177,17 +194,16 @@ Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
     num_decodes_ += proposal.decode || !mixed_;
     if (proposal.decode || !mixed_) contexts_ += item.start + item.count;
     num_again_ += item.num_again;
-    const double odds =
-        proposal.most == 0 ? 0 : acceptance_.Odds(proposal.sequence->lookahead->evidence, proposal.match_length);
-    choices_.push_back({odds, proposal.most, 0});
+    const bool drafted = draft_ != nullptr && proposal.drafted();
+    choices_.push_back({OddsOf(proposal), proposal.most, 0, drafted});
   }
   const uint32_t room = scheduler->GuessRoom(*plan);
   if (always_) {
     ChooseAll(room);
   } else if (mixed_) {
-    depth_.ChooseMixed(num_decodes_, contexts_, room, draft_ != nullptr, &choices_);
+    depth_.ChooseMixed(num_decodes_, contexts_, room, &choices_);
   } else {
-    depth_.Choose(contexts_, room, draft_ != nullptr, {num_again_, scheduler->recurrent()}, &choices_);
+    depth_.Choose(contexts_, room, {num_again_, scheduler->recurrent()}, &choices_);
   }
   if (draft_ != nullptr) {
     const uint64_t begin = MonotonicNs();
@@ -234,11 +250,14 @@ uint32_t Speculator::Judge(const Proposal& p) {
   const int32_t* came = p.sequence->tokens.data() + p.size;
   const int32_t* guessed = guesses_.data() + p.first;
   const uint32_t hits = static_cast<uint32_t>(std::mismatch(came, came + looked, guessed).first - came);
-  if (looked == 0 && p.match_length == kOfDraft) acceptance_.Age(kOfDraft, &p.sequence->lookahead->evidence);
+  if (p.repeated >= 0 && known > 0) {
+    acceptance_.Add(p.repeated_length, 1, *came == p.repeated, &p.sequence->lookahead->repeated);
+  }
+  if (looked == 0 && p.drafted()) acceptance_.Age(p.match_length, p.evidence());
   if (looked == 0) return 0;
   const uint32_t judged = std::min(hits + 1, looked);
   if (p.depth > 0) num_judged_ += judged;
-  acceptance_.Add(p.match_length, judged, hits, &p.sequence->lookahead->evidence);
+  acceptance_.Add(p.match_length, judged, hits, p.evidence());
   return std::min(hits, p.depth);
 }
 

@@ -16,7 +16,8 @@ namespace llmc {
 class Speculator {
  public:
   // most: most guesses per sequence and step; 0: none. always: guess whether it pays or not.
-  // draft: model that makes guesses; nullptr: they are looked up in prompt and output.
+  // draft: model that makes guesses, but for those that are looked up in prompt and output, where these are as likely to
+  // be right; nullptr: all are looked up. With `always`, all are its own.
   // made_up: token that all guesses are, in a simulation; -1: none.
   Speculator(uint32_t most, bool always, std::unique_ptr<DraftModel> draft, int32_t made_up = -1)
       : most_(most), always_(always), made_up_(made_up), draft_(std::move(draft)) {}
@@ -52,12 +53,21 @@ class Speculator {
     uint32_t match_length, first, count, most, depth;
     bool decode;  // computes one token and draws the next
     bool unread;  // the draft does not know its text yet
+    // Of a draft's guesses: what a repetition of that length would have guessed first, to be rated, or -1.
+    int32_t repeated;
+    uint32_t repeated_length;
+    bool drafted() const { return match_length == Acceptance::kDraft; }
+    Evidence* evidence() const { return drafted() ? &sequence->lookahead->drafted : &sequence->lookahead->repeated; }
   };
   uint32_t MostOf(const Proposal& proposal, uint64_t reach) const;
   Proposal Propose(const StepItem& item, uint64_t reach);
   Proposal LookUp(Proposal proposal, uint64_t reach);
   Proposal MakeUp(Proposal proposal, uint64_t reach);
   Proposal AskDraft(Proposal proposal, uint64_t reach);
+  Proposal LookUpOrAsk(Proposal proposal, uint64_t reach);
+  double OddsOf(const Proposal& proposal) const {
+    return proposal.most == 0 ? 0 : acceptance_.Odds(*proposal.evidence(), proposal.match_length);
+  }
   Proposal AskHost(Proposal proposal, uint64_t reach);
   Status ReadOn();
   Status MakeGuesses();

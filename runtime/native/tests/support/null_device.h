@@ -129,6 +129,10 @@ class NullDevice : public llmc::Device {
     return llmc::Status::Ok();
   }
 
+  // With step_ns, time passes as steps run, not as it does for the machine.
+  uint64_t step_ns = 0, row_ns = 0, clock_ns = 0;
+  uint64_t ClockNs() const override { return step_ns == 0 ? Device::ClockNs() : clock_ns; }
+
   // A device that samples draws by itself, the last task first.
   static inline bool draws = false;  // applies to engines made later
   bool samples() const override { return draws_; }
@@ -148,6 +152,7 @@ class NullDevice : public llmc::Device {
 
   llmc::Status Compute(const llmc::StepBatch& b) {
     ++runs;
+    clock_ns += step_ns + b.num_tokens * row_ns;
     if (on_run) on_run();
     if (Fails()) {
       // Some rows may have been written.

@@ -31,7 +31,7 @@ Served Serve(GuessDepth* depth, uint32_t seqs, double odds, double told, uint32_
   uint32_t again = 0;
   for (uint32_t step = 0; step < steps; ++step) {
     for (GuessChoice& choice : choices) choice = {told, 8, 7};
-    depth->Choose(100 * seqs, room, false, {again, twice}, &choices);
+    depth->Choose(100 * seqs, room, {again, twice}, &choices);
     uint32_t guesses = 0, tokens = seqs, next = 0;
     for (const GuessChoice& choice : choices) {
       CHECK(choice.depth <= choice.most);
@@ -144,8 +144,8 @@ void Drafts() {
     std::mt19937 rng(3);
     std::uniform_real_distribution<double> uniform(0, 1);
     for (int step = 0; step < 400; ++step) {
-      choices[0] = {0.8, 6, 0};
-      depth.Choose(100, 64, true, {}, &choices);
+      choices[0] = {0.8, 6, 0, true};
+      depth.Choose(100, 64, {}, &choices);
       const uint32_t made = choices[0].depth;
       uint32_t gave = 1;
       for (uint32_t i = 0; i < made && uniform(rng) < 0.8; ++i) ++gave;
@@ -179,7 +179,7 @@ void Mixed() {
               depth.Took(seqs, 100 * seqs, 0, seqs, 1000000);
               continue;
             }
-            depth.ChooseMixed(seqs, 100 * seqs, 32, false, &choices);
+            depth.ChooseMixed(seqs, 100 * seqs, 32, &choices);
             uint32_t guesses = 0, right = 0;
             for (const GuessChoice& choice : choices) {
               guesses += choice.depth;

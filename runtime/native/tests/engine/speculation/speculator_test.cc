@@ -370,6 +370,27 @@ void Again() {
   CHECK(status.message.find("Layers of the draft have a state") == 0);
 }
 
+// A draft that is always wrong costs a text that repeats itself little: what repetitions suggest is rated, too. Steps take
+// far longer than the draft, so its guesses cost nothing, and rows cost little.
+void Repetitions() {
+  const ModelShape shape = WithRows({1, 2, 4, 8, 16});
+  EngineOptions options;
+  options.speculate_tokens = 7;
+  uint64_t steps[2] = {};
+  for (const bool repeats : {false, true}) {
+    NullDevice* device;
+    auto engine = MakeDrafted(shape, 129, options, OfDraft(shape), 129, 100, &device);
+    device->step_ns = 1'000'000'000;
+    device->row_ns = 1'000'000;
+    for (int i = 0; i < 6; ++i) {
+      Job job = repeats ? Repeating(6 + i, 50) : Simple(6 + i, 50);
+      steps[repeats] = RunOne(engine.get(), &job).num_decode_steps;
+    }
+    CHECK(!repeats || engine->Stats().accepted_tokens > 100);
+  }
+  CHECK(2 * steps[1] < steps[0]);
+}
+
 // By what they pay: the clock is that of the machine, so only results can be asked for.
 void Measured() {
   EngineOptions options;
@@ -402,6 +423,7 @@ int main() {
     DraftLimits();
     DraftFails();
     Again();
+    Repetitions();
     Measured();
     if (recurrent) break;
   }
