@@ -25,21 +25,32 @@ def format_bytes(count: float) -> str:
     return f"{size:.2f} GiB"
 
 
-def parse_size(text: str | int) -> int:
+def num_bytes(text: str) -> int:
     """Bytes of `1024`, `500M`, `2GiB`, `500MB`. KB, MB, GB and TB are powers of 1000, all other units powers of 1024.
 
-    As the parser of an option it also gets the default, already in bytes. Raises typer.BadParameter.
+    Raises ValueError; the message is one sentence.
     """
-    if isinstance(text, int):
-        return text
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise typer.BadParameter(f"{text!r} is not a size; write bytes, or a number as in 500M, 500MB or 2GiB")
+        raise ValueError(f"{shown(text)} is not a size; write bytes, or a number as in 500M, 500MB or 2GiB")
     number, prefix, suffix = match[1], (match[2] or " ").lower(), (match[3] or "").lower()
     size = Fraction(number) * (1000 if suffix == "b" else 1024) ** " kmgt".index(prefix)
     if size > _MOST_BYTES:
-        raise typer.BadParameter(f"{shown(text)} is more than any machine has: write at most {_MOST_BYTES >> 40}TiB")
+        raise ValueError(f"{shown(text)} is more than any machine has: write at most {_MOST_BYTES >> 40}TiB")
     return int(size)
+
+
+def parse_size(text: str | int) -> int:
+    """As num_bytes, for the command line: as the parser of an option it also gets the default, already in bytes.
+
+    Raises typer.BadParameter.
+    """
+    if isinstance(text, int):
+        return text
+    try:
+        return num_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def parse_age(text: str) -> float:

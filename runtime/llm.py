@@ -43,12 +43,12 @@ class LLM(Opened, VectorCalls):
     max_waiting: capacity of the engine's queue; 0 for 65536.
     priority_patience: steps that a request waits behind higher priorities; 0 for 512. Then the oldest request counts as
     highest.
-    kv_bytes: bytes of the KV pool; 0 for max_num_seqs sequences of max_model_len, at most 1 GiB. A pool smaller than
-    max_model_len limits requests, with a warning.
+    kv_bytes: bytes of the KV pool, or a size such as "2GiB"; 0 for max_num_seqs sequences of max_model_len, at most
+    1 GiB. A pool smaller than max_model_len limits requests, with a warning.
     num_blocks: KV blocks of the pool; overrides kv_bytes.
     num_states: slots for the states of sequences, of a model whose layers have states; 0 for a part of kv_bytes.
-    swap_bytes: bytes of host memory for KV blocks of preempted sequences, on a device with its own memory; 0 recomputes
-    them.
+    swap_bytes: bytes, or a size, of host memory for KV blocks of preempted sequences, on a device with its own memory;
+    0 recomputes them.
     prefix_cache: whether to reuse KV blocks of equal prompt prefixes.
     speculate: speculative decoding, which changes no result. "ngram" or "ngram:K" takes draft tokens from prompt and
     output, at most K per step; "draft" or "draft:K" from the artifact `draft`. None: "draft" if there is one, else

@@ -18,6 +18,7 @@ from .binding import WEIGHT_MEMORY, Artifact, ArtifactInfo, GraphInfo
 from .frontend import Frontend
 from .opening import decide_budget, warm
 from .request_error import RequestError
+from .size_option import size_option
 from .speculation import Speculation, parse_speculation
 
 log = logging.getLogger("llmc")
@@ -58,9 +59,9 @@ class Opened(Frontend, ABC):
         max_waiting: int = 0,
         priority_patience: int = 0,
         num_blocks: int = 0,
-        kv_bytes: int = 0,
+        kv_bytes: int | str = 0,
         num_states: int = 0,
-        swap_bytes: int = 0,
+        swap_bytes: int | str = 0,
         prefix_cache: bool = True,
         speculate: str | None = None,
         draft: str | Path | None = None,
@@ -83,8 +84,9 @@ class Opened(Frontend, ABC):
         speculation = parse_speculation(speculate, draft)
         if weight_memory not in WEIGHT_MEMORY:
             raise RequestError(f"weight memory {weight_memory!r} is unknown: use {', '.join(WEIGHT_MEMORY)}")
+        pool_bytes = size_option("kv_bytes", kv_bytes)
         budget = budget_of(
-            *(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes),
+            *(memory_utilization, graph_reserved_memory, graph_prompt_ratio, pool_bytes),
             max_num_seqs=max_num_seqs,
             num_states=num_states,
         )
@@ -103,8 +105,8 @@ class Opened(Frontend, ABC):
             "priority_patience": priority_patience,
             "num_blocks": num_blocks,
             "num_states": num_states,
-            "kv_bytes": kv_bytes if self.budget is None else self.budget.kv_bytes,
-            "swap_bytes": swap_bytes,
+            "kv_bytes": pool_bytes if self.budget is None else self.budget.kv_bytes,
+            "swap_bytes": size_option("swap_bytes", swap_bytes),
             "prefix_cache": prefix_cache,
             "weight_memory": weight_memory,
             **({} if self.budget is None else self.budget.device_options),

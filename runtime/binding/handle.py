@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Mapping
 from ctypes import byref, c_void_p
+from numbers import Real
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from llmc.cpu_levels import level_limit
 from llmc.runtime.binding import abi
+from llmc.shown import shown
 
 IntArray = npt.ArrayLike  # converted to a contiguous int32 array
 
@@ -112,8 +114,9 @@ def named(option: str, value: str, values: Mapping[str, int]) -> int:
 def whole(option: str, value: Any, field: type[ctypes._SimpleCData[int]]) -> int:
     """The value of an unsigned field of a struct, to which ctypes would cut any number. Raises LlmcError."""
     most = 2 ** (8 * ctypes.sizeof(field)) - 1
-    if not 0 <= value <= most or value != int(value):
-        message = f"{option} is {value}; use a whole number from 0 to {most}."
+    number = isinstance(value, Real)
+    if not number or not 0 <= value <= most or value != int(value):
+        message = f"{option} is {shown(value)}; use a whole number from 0 to {most}."
         raise LlmcError(ERROR_NAMES.index("invalid_argument"), message)
     return int(value)
 

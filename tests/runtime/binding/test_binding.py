@@ -275,10 +275,12 @@ def test_steps_are_counted_by_shape_once_asked_for(artifact_path: Path) -> None:
         ("max_num_seqs", 2**32 + 1, 2**32 - 1),
         ("max_num_seqs", 1.5, 2**32 - 1),
         ("max_num_seqs", float("nan"), 2**32 - 1),
+        ("max_num_seqs", "2", 2**32 - 1),
+        ("kv_bytes", None, 2**64 - 1),
     ],
 )
 def test_engine_cuts_no_option_to_its_field(artifact_path: Path, option: str, value: Any, most: int) -> None:
-    sentence = re.escape(f"{option} is {value}; use a whole number from 0 to {most}.")
+    sentence = re.escape(f"{option} is {value!r}; use a whole number from 0 to {most}.")
     with Artifact(artifact_path) as artifact, pytest.raises(LlmcError, match=sentence) as error:
         Engine(artifact, **{option: value})
     assert error.value.name == "invalid_argument"
