@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .params import EarlyStopping, SamplingParams
@@ -16,6 +17,7 @@ class BeamSearchParams:
     early_stopping: when to end once beam_width beams have finished. False: when no running beam would score better at
     its present length. True: immediately. "never": when none could score better within max_tokens.
     logprobs: 0 … 20 alternatives per token.
+    Equal parameters have equal hashes, so they may be keys.
     Raises RequestError for a value out of range, when the search begins.
     """
 
@@ -24,9 +26,13 @@ class BeamSearchParams:
     ignore_eos: bool = False
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop_token_ids, list):
+            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
 
     def sampling(self) -> SamplingParams:
         """Parameters for `generate` that return all beams."""

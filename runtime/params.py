@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llmc.shown import shown
 
+from .fixed_biases import FixedBiases
 from .request_error import RequestError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class SamplingParams:
     beam_width: beams of a beam search, whose n best are returned, best first; 0 for none. With beams, or best_of above
     n, all output comes at the end.
     length_penalty, early_stopping: as in BeamSearchParams.
+    Equal parameters have equal hashes, so they may be keys. They can be pickled.
     Raises RequestError for a value out of range.
     """
 
@@ -77,7 +79,7 @@ class SamplingParams:
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias {shown(self.logit_bias)} is no mapping: give values by token id")
         biases = {_plain(token): _plain(bias) for token, bias in (self.logit_bias or {}).items()}
-        object.__setattr__(self, "logit_bias", biases)
+        object.__setattr__(self, "logit_bias", FixedBiases(biases))
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} {shown(getattr(self, name))} is neither True nor False")
