@@ -34,7 +34,7 @@ Examples:
   llmc route --spawn 2 --spawn-prefill 1 qwen.llmc
   llmc route --spawn 2 qwen.llmc --serve-flags "--kv-bytes 2GiB --threads 4"
 """
-_LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
 
 ROUTING = ConfigFlags(
@@ -97,7 +97,7 @@ def route_command(
     ),
     serve_flags: str = typer.Option("", metavar="FLAGS", help="Flags of llmc serve for local replicas, as one text."),
     given: Annotated[dict[str, Any], ROUTING],
-    log_level: str = typer.Option("info", metavar="LEVEL", help=f"One of {', '.join(_LOG_LEVELS)}."),
+    log_level: str = typer.Option("info", metavar="LEVEL", help=f"One of {', '.join(LOG_LEVELS)}."),
 ) -> None:
     """Checks the flags and routes until a signal."""
     import logging
@@ -107,8 +107,8 @@ def route_command(
     from llmc.runtime.router.served_process import SERVE, without_access_log
 
     artifacts = artifacts or []
-    if log_level not in _LOG_LEVELS:
-        raise typer.BadParameter(f"{log_level!r}: use one of {', '.join(_LOG_LEVELS)}", param_hint="--log-level")
+    if log_level not in LOG_LEVELS:
+        raise typer.BadParameter(f"{log_level!r}: use one of {', '.join(LOG_LEVELS)}", param_hint="--log-level")
     if bool(artifacts) != bool(spawn):
         alone = "artifacts" if artifacts else "--spawn"
         other = "--spawn" if artifacts else "an artifact to serve"

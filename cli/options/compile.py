@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 *_SOME, _LAST = SCHEMES
 _SCHEMES = f"{', '.join(_SOME)} or {_LAST}"
+DTYPES = ("auto", "f32", "bf16", "f16")
 _KV_DTYPES = f"{', '.join([*KV_DTYPES][:-1])} or {[*KV_DTYPES][-1]}"
 
 
@@ -259,8 +260,8 @@ def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: s
     # For task "auto", the model determines the required phases.
     of_task: dict[str, tuple[str, ...]] = {"auto": (), "generate": REQUIRED_PHASES}
     phases = of_task.get(task, PROMPT_PHASES)
-    if dtype not in ("auto", "f32", "bf16", "f16"):
-        raise typer.BadParameter(f"--dtype {dtype!r} is unknown: use auto, f32, bf16 or f16")
+    if dtype not in DTYPES:
+        raise typer.BadParameter(f"--dtype {dtype!r} is unknown: use {', '.join(DTYPES)}")
     if kv_dtype not in ("auto", *KV_DTYPES):
         raise typer.BadParameter(f"--kv-dtype {kv_dtype!r} is unknown: use auto, {_KV_DTYPES}")
     if limits.block_size is not None and limits.block_size % 16:

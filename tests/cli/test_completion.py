@@ -5,11 +5,20 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from llmc.cli.main import main
+from llmc.cli.main import build_app, main
+from llmc.cli.render.completion.known_values import _OF_ALL, _OF_COMMANDS
+from llmc.cli.render.completion.words import Value, command_words
+from llmc.kv_dtypes import KV_DTYPES
+from llmc.quantize import SCHEMES
+from llmc.runtime.server.reasoning import STYLES
+from llmc.runtime.server.tools.registry import TOOL_PARSERS
+from llmc.task_names import POOLINGS, RANK_PROMPTS, TASKS
 
 
 @pytest.fixture
@@ -47,6 +56,17 @@ def bash(script: Path, words: list[str], folder: Path) -> list[str]:
         ("inspect art --format = js", ["json"]),
         ("serve --miss-policy s", ["split"]),
         ("completion ", ["bash", "fish", "zsh"]),
+        ("serve --warm-order m", ["max_bs", "min_tokens"]),
+        ("serve --overlap-sums ", ["auto", "off"]),
+        ("compile m --quant w4", ["w4a16", "w4a8"]),
+        ("compile m --group-size ", ["-1", "128", "32", "64"]),
+        ("quantize m --dtype b", ["bf16"]),
+        ("quantize m -o o --format g", ["gguf", "gptq"]),
+        ("targets reference-", ["reference-aarch64"]),
+        # bash takes the words apart, and replaces what is behind the last colon.
+        ("compile m --target = cuda : sm_90", ["sm_90", "sm_90a"]),
+        ("compile m --target cuda : sm_90 --quant nf", ["nf4"]),
+        ("compile m --target cuda : sm_90 -o m", ["models/"]),
         # A folder goes on, an artifact is complete, a file is no artifact.
         ("inspect ", ["a.llmc", "models/"]),
         ("serve --port 9000 m", ["models/"]),
@@ -68,6 +88,50 @@ def test_bash_completes(typed: str, offered: list[str], scripts: Path, tmp_path:
     assert bash(scripts / "llmc.bash", ["llmc", *words], folder) == offered
 
 
+@pytest.fixture(scope="module")
+def offered() -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Choices by command and name of an option."""
+    return {
+        (*command.path, name): option.choices
+        for command in command_words(typer.main.get_command(build_app()))
+        for option in command.options
+        for name in option.names
+        if option.value is Value.CHOICES
+    }
+
+
+def test_values_of_registries_are_offered(offered: dict[tuple[str, ...], tuple[str, ...]]) -> None:
+    for command in (("compile",), ("cache", "why")):
+        assert offered[*command, "--quant"] == tuple(SCHEMES)
+        assert offered[*command, "--kv-dtype"] == ("auto", *KV_DTYPES)
+        assert {"native", "znver4", "reference", "opencl", "cuda:sm_90"} < {*offered[*command, "--target"]}
+        assert offered[*command, "--task"] == TASKS
+        assert offered[*command, "--pooling"] == POOLINGS
+        assert offered[*command, "--rank-prompt"] == RANK_PROMPTS
+    assert offered["serve", "--tool-call-parser"] == ("auto", "none", *TOOL_PARSERS)
+    assert offered["serve", "--reasoning-parser"] == ("auto", "none", *STYLES)
+    assert "trace" in offered["serve", "--uvicorn-log-level"]
+    assert "trace" not in offered["route", "--log-level"]
+    assert offered["quantize", "--schemes"] == ("none", *SCHEMES)
+
+
+def test_what_is_offered_belongs_to_an_option(offered: dict[tuple[str, ...], tuple[str, ...]]) -> None:
+    names = {key[-1] for key in offered}
+    assert {*_OF_ALL} <= names
+    assert {key for key in _OF_COMMANDS if key[-1].startswith("-")} <= {*offered}
+
+
+def test_a_script_is_printed_without_the_compiler() -> None:
+    heavy, small = "'torch', 'tvm', 'transformers', 'onnx'", "'safetensors', 'scipy', 'ml_dtypes'"
+    for missing, has_targets in ((heavy, True), (f"{heavy}, {small}", False)):
+        code = f"import sys; sys.modules.update(dict.fromkeys(({missing}))); from llmc.cli.main import main"
+        code += "; sys.exit(main(['completion', 'bash']))"
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert "iq4_nl" in shown.stdout
+        assert ("cuda:sm_90a" in shown.stdout) == has_targets
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_read_their_scripts(shell: str, scripts: Path) -> None:
     script = scripts / f"llmc.{shell}"
@@ -85,12 +149,18 @@ def test_zsh_defines_its_functions(scripts: Path) -> None:
     program += "; whence _llmc_cache_ls"
     shown = subprocess.run(["zsh", "-f", "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert shown.stdout.split() == ["_llmc", "_llmc_cache_ls"], shown.stderr
+    # A colon would end the list.
+    assert r" cuda\:sm_90 " in (scripts / "llmc.zsh").read_text()
 
 
 def test_fish_completes(scripts: Path) -> None:
     if shutil.which("fish") is None:
         pytest.skip("fish is not installed")
-    for typed, offered in (("llmc cache sh", "show"), ("llmc inspect a --format js", "json")):
+    for typed, offered in (
+        ("llmc cache sh", "show"),
+        ("llmc inspect a --format js", "json"),
+        ("llmc compile a --target cuda:sm_90", "cuda:sm_90a"),
+    ):
         program = f"source {scripts}/llmc.fish; complete -C {shlex.quote(typed)}"
         shown = subprocess.run(["fish", "-N", "-c", program], capture_output=True, text=True, timeout=60, check=False)
         assert offered in shown.stdout.split(), shown.stderr

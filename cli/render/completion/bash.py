@@ -40,10 +40,19 @@ _llmc_value() {
 }
 
 _llmc() {
-  local word=${COMP_WORDS[COMP_CWORD]} path=llmc kind= given positions=0 i
+  local path=llmc kind= given positions=0 i words=() last=-1
   COMPREPLY=()
-  for ((i = 1; i < COMP_CWORD; ++i)); do
-    given=${COMP_WORDS[i]}
+  # bash takes words with colons apart.
+  for ((i = 0; i <= COMP_CWORD; ++i)); do
+    if ((i > 1)) && [[ ${COMP_WORDS[i]} == : || ${COMP_WORDS[i - 1]} == : ]]; then
+      words[last]+=${COMP_WORDS[i]}
+    else
+      words[++last]=${COMP_WORDS[i]}
+    fi
+  done
+  local word=${words[last]}
+  for ((i = 1; i < last; ++i)); do
+    given=${words[i]}
     if [[ $kind ]]; then
       # bash takes --option=value apart.
       if [[ $given != = ]]; then kind=; fi
@@ -65,6 +74,8 @@ _llmc() {
   else
     _llmc_value "${_llmc_arguments["$path $positions"]-${_llmc_arguments["$path …"]-none}}" "$word"
   fi
+  # It replaces only what is behind the last colon.
+  if [[ $word == *:* && $COMP_WORDBREAKS == *:* ]]; then COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*:}"}"}"); fi
 }
 
 complete -F _llmc llmc

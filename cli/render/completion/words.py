@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from .known_values import known_values
+
 
 class Value(StrEnum):
     """Kind of completion that a shell offers for a value."""
@@ -56,7 +58,8 @@ _BY_NAME = {
     "URL|ARTIFACT|MODEL": Value.MODEL,
     "SPEC|FILE|ARTIFACT": Value.MODEL,
 }
-_CHOICES = re.compile(r"[a-z_0-9]+(\|[a-z_0-9]+)+")
+# A last word in capitals stands for other values.
+_CHOICES = re.compile(r"[a-z_0-9]+(\|[a-z_0-9]+)+(\|[A-Z]+)?")
 
 
 def command_words(command: Any, path: tuple[str, ...] = ()) -> Iterator[CommandWords]:
@@ -64,35 +67,38 @@ def command_words(command: Any, path: tuple[str, ...] = ()) -> Iterator[CommandW
     children = getattr(command, "commands", {})
     params = [param for param in command.params if not getattr(param, "hidden", False)]
     arguments = [param for param in params if param.param_type_name == "argument"]
-    options = [_option(param) for param in params if param.param_type_name == "option"]
+    options = [_option(param, path) for param in params if param.param_type_name == "option"]
     yield CommandWords(
         path=path,
         help=(command.short_help or "").strip(),
         children=tuple(children),
         options=(*options, Option(("-h", "--help"), "Show the help and exit.", None)),
-        arguments=tuple(_value(param) for param in arguments),
+        arguments=tuple(_value(param, path) for param in arguments),
         repeats=bool(arguments) and arguments[-1].nargs == -1,
     )
     for name, child in children.items():
         yield from command_words(child, (*path, name))
 
 
-def _option(param: Any) -> Option:
+def _option(param: Any, path: tuple[str, ...]) -> Option:
     names = (*param.opts, *param.secondary_opts)
     text = " ".join((param.help or "").split())
     if param.is_flag:
         return Option(names, text, None)
-    value, choices = _value(param)
+    value, choices = _value(param, path)
     return Option(names, text, value, choices, bool(param.multiple))
 
 
-def _value(param: Any) -> tuple[Value, tuple[str, ...]]:
+def _value(param: Any, path: tuple[str, ...]) -> tuple[Value, tuple[str, ...]]:
     choices = getattr(param.type, "choices", None)
     if choices is not None:
         return Value.CHOICES, tuple(str(getattr(choice, "value", choice)) for choice in choices)
+    known = known_values(path, param.opts)
+    if known:
+        return Value.CHOICES, known
     name = (param.metavar or "").removesuffix("…")
     if _CHOICES.fullmatch(name):
-        return Value.CHOICES, tuple(name.split("|"))
+        return Value.CHOICES, tuple(word for word in name.split("|") if word.islower())
     if name in _BY_NAME:
         return _BY_NAME[name], ()
     is_path = param.type.name == "path" or "FILE" in name.split("|")

@@ -60,4 +60,8 @@ def _option(option: Option) -> list[str]:
 
 
 def _action(value: Value, choices: Iterable[str]) -> str:
-    return f"({' '.join(choices)})" if value is Value.CHOICES else _ACTIONS[value]
+    if value is not Value.CHOICES:
+        return _ACTIONS[value]
+    # Colons separate the parts of a specification.
+    listed = " ".join(choices).replace(":", "\\:")
+    return f"({listed})"
