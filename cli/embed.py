@@ -51,7 +51,7 @@ def embed_command(
 
     if output is not None and output.is_file() and not overwrite:
         raise typer.BadParameter(f"{output} exists: pass --overwrite to replace it", param_hint="--output")
-    items = gather_prompts(prompt, prompts, chat=False)
+    items = gather_prompts(prompt, prompts, chat=False, may_be_empty=True)
     from llmc import artifact_path
     from llmc.runtime.llm import LLM
 

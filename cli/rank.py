@@ -44,7 +44,8 @@ def rank_command(
     from llmc.cli.embed import write_lines
     from llmc.cli.run import gather_prompts
 
-    items = gather_prompts(document, documents, chat=False, flags=("--document", "--documents"))
+    flags = ("--document", "--documents")
+    items = gather_prompts(document, documents, chat=False, flags=flags, may_be_empty=True)
     texts = [item.text for item in items if item.text is not None]
     if len(texts) != len(items):
         raise typer.BadParameter("documents must be texts: give prompt in each line of the file")

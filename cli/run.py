@@ -271,18 +271,23 @@ def check_sampling(sampling: dict[str, Any]) -> None:
 
 
 def gather_prompts(
-    texts: Sequence[str], file: Path | None, *, chat: bool, flags: tuple[str, str] = ("--prompt", "--prompts")
+    texts: Sequence[str],
+    file: Path | None,
+    *,
+    chat: bool,
+    flags: tuple[str, str] = ("--prompt", "--prompts"),
+    may_be_empty: bool = False,
 ) -> list[Prompt]:
-    """Prompts of the flags, or of stdin if there are none. flags: of a text, and of a file. Raises BadParameter or
-    PromptError."""
+    """Prompts of the flags, or of stdin if there are none. flags: of a text, and of a file. may_be_empty: take empty
+    texts. Raises BadParameter or PromptError."""
     of_text, of_file = flags
     what = of_text.removeprefix("--")
     for text in texts:
-        if not text:
+        if not text and not may_be_empty:
             raise typer.BadParameter(f"{of_text} is empty: give at least one character")
     items = [Prompt(text=text) for text in texts]
     if file is not None:
-        items.extend(read_file(file, what))
+        items.extend(read_file(file, what, may_be_empty=may_be_empty))
     if not texts and file is None:
         if sys.stdin is None or sys.stdin.isatty():
             raise typer.BadParameter(f"no {what}: use {of_text} TEXT, {of_file} FILE, or pipe lines into stdin")

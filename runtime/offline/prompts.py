@@ -52,9 +52,9 @@ class Prompt:
         return self.messages
 
 
-def read_file(path: Path, what: str = "prompt") -> list[Prompt]:
+def read_file(path: Path, what: str = "prompt", *, may_be_empty: bool = False) -> list[Prompt]:
     """Reads FILE.jsonl (one object per line) or FILE.txt (one prompt per line); skips blank lines. what: their
-    name in errors. Raises PromptError."""
+    name in errors. may_be_empty: take an object with an empty text. Raises PromptError."""
     if path.suffix not in (".jsonl", ".txt"):
         raise PromptError(f"{what}s file {path} must end in .jsonl or .txt")
     try:
@@ -65,7 +65,8 @@ def read_file(path: Path, what: str = "prompt") -> list[Prompt]:
         raise PromptError(f"{what}s file {path} is not UTF-8 at byte {error.start}: convert it first") from error
     # splitlines() would also split at characters that may occur in a prompt.
     lines = text.split("\n")
-    prompts = parse_jsonl(lines, str(path)) if path.suffix == ".jsonl" else parse_lines(lines)
+    json_lines = path.suffix == ".jsonl"
+    prompts = parse_jsonl(lines, str(path), may_be_empty=may_be_empty) if json_lines else parse_lines(lines)
     if not prompts:
         raise PromptError(f"{what}s file {path} has no {what}s: give one a line")
     return prompts
@@ -76,11 +77,11 @@ def parse_lines(lines: Iterable[str]) -> list[Prompt]:
     return [Prompt(text=line.rstrip("\r\n")) for line in lines if line.strip()]
 
 
-def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
+def parse_jsonl(lines: Iterable[str], name: str, *, may_be_empty: bool = False) -> list[Prompt]:
     """One JSON object per line, with `prompt`, `prompt_token_ids`, or `messages` and optionally `tools`; optionally
     `lora`.
 
-    Raises PromptError naming the line.
+    may_be_empty: take an empty `prompt`. Raises PromptError naming the line.
     """
     prompts = []
     for number, line in enumerate(lines, start=1):
@@ -91,11 +92,11 @@ def parse_jsonl(lines: Iterable[str], name: str) -> list[Prompt]:
             record = parse_json(line)
         except JsonError as error:
             raise PromptError(f"{where} is not valid JSON: {error}; write one object a line") from error
-        prompts.append(_from_record(record, where))
+        prompts.append(_from_record(record, where, may_be_empty))
     return prompts
 
 
-def _from_record(record: Any, where: str) -> Prompt:
+def _from_record(record: Any, where: str, may_be_empty: bool) -> Prompt:
     if not isinstance(record, dict):
         raise PromptError(f'{where} is not a JSON object: write {{"prompt": …}}')
     unknown = [key for key in record if key not in _KEYS + _MORE_KEYS]
@@ -107,16 +108,17 @@ def _from_record(record: Any, where: str) -> Prompt:
     key, lora = keys[0], record.get("lora")
     if "lora" in record and (not isinstance(lora, str) or not lora):
         raise PromptError(f"{where}: lora {shown(lora)} is not the name of an adapter: give a text, or leave it out")
-    return replace(_prompt(record, key, where), lora=lora)
+    return replace(_prompt(record, key, where, may_be_empty), lora=lora)
 
 
-def _prompt(record: dict[str, Any], key: str, where: str) -> Prompt:
+def _prompt(record: dict[str, Any], key: str, where: str, may_be_empty: bool) -> Prompt:
     value, tools = record[key], record.get("tools")
     if "tools" in record and key != "messages":
         raise PromptError(f"{where} has tools beside {key}: give messages instead, or leave tools out")
     if key == "prompt":
-        if not isinstance(value, str) or not value:
-            raise PromptError(f"{where}: prompt {shown(value)} is not a non-empty text: leave the line out")
+        if not isinstance(value, str) or not (value or may_be_empty):
+            kind = "text" if may_be_empty else "non-empty text"
+            raise PromptError(f"{where}: prompt {shown(value)} is not a {kind}: leave the line out")
         return Prompt(text=value)
     if not isinstance(value, list) or not value:
         raise PromptError(f"{where}: {key} must be a non-empty list")

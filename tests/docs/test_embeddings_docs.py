@@ -11,6 +11,7 @@ import pytest
 
 from llmc.cli import main as cli
 from llmc.models.registry import FAMILIES
+from llmc.runtime.llm import LLM
 from llmc.task_names import TASKS
 
 from support.paths import ROOT
@@ -46,12 +47,27 @@ def test_the_output_of_embed_does_not_replace_a_file(
 
 def test_rank_names_its_own_options(ranker: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     command = ["rank", str(ranker[1]), "--query", "a"]
-    for more, says in (
-        (["--document", ""], "--document is empty"),
-        (["--documents", "/nowhere.txt"], "cannot read documents file /nowhere.txt"),
-    ):
-        assert cli.main([*command, *more]) != 0
-        assert says in capsys.readouterr().err
+    assert cli.main([*command, "--documents", "/nowhere.txt"]) != 0
+    assert "cannot read documents file /nowhere.txt" in capsys.readouterr().err
+
+
+def test_an_empty_text_is_one(
+    embedder: tuple[Path, Path], ranker: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"prompt": ""}\n{"prompt": "w1"}\n')
+    assert cli.main(["embed", str(embedder[1]), "--prompt", "", "--prompts", str(texts)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with LLM(embedder[1]) as llm:
+        vectors = [one.vector.tolist() for one in llm.embed(["", "", "w1"])]
+    assert [(line["prompt"], line["embedding"]) for line in lines] == list(zip(["", "", "w1"], vectors, strict=True))
+    assert cli.main(["rank", str(ranker[1]), "--query", "", "--document", "", "--documents", str(texts), "--json"]) == 0
+    scores = {line["index"]: line["score"] for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    with LLM(ranker[1]) as llm:
+        assert scores == {one.index: one.score for one in llm.score("", ["", "", "w1"])}
+    texts.write_text('{"prompt": 1}\n')
+    assert cli.main(["rank", str(ranker[1]), "--query", "", "--documents", str(texts)]) != 0
+    assert "prompt 1 is not a text: leave the line out" in capsys.readouterr().err
 
 
 def test_rank_runs(ranker: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
