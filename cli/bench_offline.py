@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.cli.render.bench import check_output, print_spreads, write_result
+from llmc.cli.render.bench import print_spreads, write_result
+from llmc.output_path import check_outputs
 from llmc.runtime.binding import Artifact, Engine
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.buckets import BucketUse, of_engine, used_between
@@ -16,7 +17,7 @@ from llmc.runtime.loadgen.drive import drive
 from llmc.runtime.loadgen.error import BenchError
 from llmc.runtime.loadgen.measure import Report, Spread, report
 from llmc.runtime.loadgen.workload import Lengths, RandomTokens
-from llmc.runtime.report.page import check_html_option, write_page
+from llmc.runtime.report.page import write_page
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ class OfflineOptions:
 def bench_offline(options: OfflineOptions, output: Path | None, *, as_json: bool, html: Path | None = None) -> None:
     """Runs the benchmark, prints its result and writes it to `output` (JSON) and `html`. Raises BenchError, or an error
     of the artifact or engine."""
-    check_output(output)
-    check_html_option(html)
+    check_outputs({"--output": output, "--html": html})
     with Artifact(options.artifact) as artifact:
         info = artifact.info
         longest = options.input_len + options.output_len

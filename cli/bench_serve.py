@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmc.cli.render.bench import check_output, print_report, write_result
+from llmc.cli.render.bench import print_report, write_result
+from llmc.output_path import check_outputs
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.arrivals import arrivals
 from llmc.runtime.loadgen.buckets import BucketUse, of_server, used_between
@@ -24,7 +25,7 @@ from llmc.runtime.loadgen.http import Address, HttpClient
 from llmc.runtime.loadgen.load import LoadConfig, ServerFacts, ask_once, run_load, server_facts
 from llmc.runtime.loadgen.measure import GOODPUT_METRICS, report
 from llmc.runtime.loadgen.workload import FIRST_ID, GivenPrompts, Lengths, RandomTokens, Workload
-from llmc.runtime.report.page import check_html_option, write_page
+from llmc.runtime.report.page import write_page
 
 _DEFAULT_PROMPTS = 200
 _DEFAULT_VOCAB = 256
@@ -77,8 +78,7 @@ def bench_serve(
 ) -> int:
     """Runs the benchmark and returns the exit code: 1 when no request completed. Raises BenchError, WorkloadError or
     ValueError."""
-    check_output(output)
-    check_html_option(html)
+    check_outputs({"--output": output, "--html": html})
     limits = parse_goodput(options.goodput)
     extra = parse_extra(options.extra_body)
     if options.time_scale <= 0 or not math.isfinite(options.time_scale):

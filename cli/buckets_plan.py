@@ -18,6 +18,7 @@ from llmc.buckets.roles import Role, decode_server, prefill_ladder, prefill_trac
 from llmc.buckets.verify_buckets import DEFAULT_ODDS
 from llmc.cli.options.acceptance import acceptance_odds
 from llmc.cli.options.numbers import finite
+from llmc.output_path import check_outputs
 
 if TYPE_CHECKING:
     from llmc.buckets.demand import ServerModel
@@ -152,6 +153,7 @@ def plan_command(
 
     if output is not None and output.suffix not in (".toml", ".json"):
         raise typer.BadParameter(f"--output {output} must end in .toml or .json")
+    check_outputs({"--output": output})
     limits = planner.Limits(max_graphs, max_padding, _bytes(max_memory), max_compile_time)
     server = ServerModel(
         max_model_len=max_model_len,

@@ -18,6 +18,7 @@ from llmc.buckets.cost_bounds import CONFIDENCE
 from llmc.buckets.verify_buckets import DEFAULT_ODDS, MAX_GUESSES
 from llmc.cli.options.acceptance import acceptance_odds
 from llmc.cli.options.numbers import finite
+from llmc.output_path import check_outputs
 
 if TYPE_CHECKING:
     from llmc.buckets.planner import Resources
@@ -99,9 +100,7 @@ def simulate_command(
     from llmc.buckets.trace import read_trace
     from llmc.runtime.simulation.what_if import WhatIf
 
-    for name, path in (("--html", html), ("--png", png)):
-        if path is not None and not path.parent.is_dir():
-            raise typer.BadParameter(f"{name} {path}: there is no directory {path.parent}; create it")
+    check_outputs({"--html": html, "--png": png})
     requests = read_trace(trace)
     if limit:
         requests = requests.first(limit)

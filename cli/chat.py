@@ -13,6 +13,7 @@ import typer
 from llmc.cli.options.group import takes_option_groups
 from llmc.cli.options.num_states import STATES_HELP
 from llmc.cli.options.sampling import SamplingOptions
+from llmc.output_path import check_outputs
 from llmc.regular_file import read_text
 from llmc.units import parse_size
 
@@ -137,6 +138,7 @@ def chat_command(
         raise typer.BadParameter(f"--model belongs to a server's URL, not to {target}")
     if chat_template is not None and config.is_url:
         raise typer.BadParameter(f"{target} has its own template: start llmc serve there with --chat-template FILE")
+    check_outputs({"--history": history})
     run_chat(config)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from llmc.cli.render.terminal_text import json_text
+from llmc.output_path import check_outputs
 from llmc.replaced_file import write_replaced
 from llmc.runtime.offline.prompts import Prompt, PromptError
 
@@ -51,6 +52,7 @@ def embed_command(
 
     if output is not None and output.is_file() and not overwrite:
         raise typer.BadParameter(f"{output} exists: pass --overwrite to replace it", param_hint="--output")
+    check_outputs({"--output": output})
     items = gather_prompts(prompt, prompts, chat=False, may_be_empty=True)
     from llmc import artifact_path
     from llmc.runtime.llm import LLM

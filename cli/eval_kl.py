@@ -12,7 +12,8 @@ import typer
 from llmc.cli.eval_perplexity import HTML, JSON, TEXT, THREADS, TOKENS, WINDOW
 from llmc.cli.options.sample import read_sample
 from llmc.cli.render.compile_progress import progress_bar
-from llmc.runtime.report.page import check_html_option, write_page
+from llmc.output_path import check_outputs
+from llmc.runtime.report.page import write_page
 
 if TYPE_CHECKING:
     from llmc.compiler.config import Progress
@@ -48,7 +49,7 @@ def kl_command(
 ) -> None:
     if (against is None) == (reference is None):
         raise typer.BadParameter("give either --against ARTIFACT or --reference MODEL")
-    check_html_option(html)
+    check_outputs({"--html": html})
     sample = read_sample(text)
     from llmc.runtime.eval.divergence import divergence
 

@@ -10,7 +10,8 @@ import typer
 
 from llmc.cli.options.sample import read_sample
 from llmc.cli.render.compile_progress import progress_bar
-from llmc.runtime.report.page import check_html_option, write_page
+from llmc.output_path import check_outputs
+from llmc.runtime.report.page import write_page
 
 PERPLEXITY_HELP = """Measure the perplexity of a text with the engine, in windows of --window tokens.
 
@@ -43,7 +44,7 @@ def perplexity_command(
     html: Path | None = HTML,
     as_json: bool = JSON,
 ) -> None:
-    check_html_option(html)
+    check_outputs({"--html": html})
     sample = read_sample(text)
     from llmc import artifact_path
     from llmc.runtime.eval.perplexity import perplexity

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmc.cli.eval_perplexity import HTML, JSON, THREADS
-from llmc.runtime.report.page import check_html_option, write_page
+from llmc.output_path import check_outputs
+from llmc.runtime.report.page import write_page
 
 if TYPE_CHECKING:
     from llmc.runtime.eval.run_tasks import Score
@@ -54,7 +55,7 @@ def tasks_command(
     html: Path | None = HTML,
     as_json: bool = JSON,
 ) -> None:
-    check_html_option(html)
+    check_outputs({"--html": html})
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
         raise typer.BadParameter("--tasks is empty; name a task")

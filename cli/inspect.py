@@ -16,6 +16,8 @@ from llmc.cli.render.graph_formats import InspectError, graph_data, graph_dot, g
 from llmc.cli.render.graph_text import graph_text
 from llmc.graphs_records import Graph, Tables
 from llmc.manifest import read_manifest
+from llmc.output_path import check_outputs
+from llmc.replaced_file import write_replaced
 from llmc.runtime.graphs_file import read_graphs
 
 
@@ -136,6 +138,7 @@ def inspect(
         asked = {"--tensor-parallel": tensor_parallel != 1, "--pipeline-parallel": pipeline_parallel != 1}
         flag = next((flag for flag, there in asked.items() if there), "--expert-parallel")
         raise typer.BadParameter(f"{flag} goes with --dry-run: an artifact has the ranks that it has")
+    check_outputs({"--output": output, "--html": html})
     tables = read_graphs(artifact)
     if verify:
         typer.echo(check_bytes(artifact, tables), err=True)
@@ -166,7 +169,7 @@ def inspect(
         typer.echo(data.decode(), nl=False)
         return
     try:
-        output.write_bytes(data)
+        write_replaced(output, data)
     except OSError as error:
         raise InspectError(f"cannot write {output}: {error.strerror}") from None
 

@@ -12,7 +12,7 @@ from llmc.cli.render.graph_formats import graph_data
 from llmc.cli.render.graph_html import graph_html, with_times
 from llmc.graphs_format import PHASES
 from llmc.graphs_records import Graph, Tables
-from llmc.runtime.report.page import check_html_option, write_page
+from llmc.runtime.report.page import write_page
 
 
 def graph_page(
@@ -29,7 +29,6 @@ def graph_page(
 
     Raises InspectError and ReportError.
     """
-    check_html_option(html)
     decode = [one for one in tables.graphs if PHASES[one.phase] == "decode"]
     graph = graph or (decode or tables.graphs)[0]
     data = graph_data(tables, graph, manifest)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
+from llmc.output_path import check_outputs
 
 if TYPE_CHECKING:
     from llmc.graphs_records import Tables
@@ -69,8 +70,9 @@ def profile_command(
     from llmc.runtime.profile.profiler import profile_bucket
     from llmc.runtime.profile.report import profile_data, write_trace
     from llmc.runtime.profile.steps import full_step, longest_context
-    from llmc.runtime.report.page import check_html_option, write_page
+    from llmc.runtime.report.page import write_page
 
+    check_outputs({"--trace": trace, "--html": html})
     tables = read_graphs(artifact)
     index = choose_graph(tables, bucket, phase.value)
     graph = tables.graphs[index]
@@ -79,9 +81,6 @@ def profile_command(
         raise typer.BadParameter(f"--context {context} is more than the {longest} tokens that {graph.name} sees")
     if context is not None and graph.phase == 0:
         raise typer.BadParameter(f"--context is for decode steps, {graph.name} starts with an empty cache")
-    if trace is not None and not trace.parent.is_dir():
-        raise typer.BadParameter(f"--trace {trace}: there is no directory {trace.parent}; create it")
-    check_html_option(html)
     manifest = read_manifest(artifact)
     with Artifact(artifact) as opened:
         step = full_step(tables, graph, context)

@@ -35,6 +35,7 @@ from llmc.cli.render.live_text import LiveText
 from llmc.cli.render.terminal_text import json_text
 from llmc.runtime.misses.record import prepare_record
 from llmc.runtime.offline.prompts import Prompt, PromptError, parse_lines, read_file
+from llmc.runtime.offline.results import check_results
 from llmc.units import parse_size
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def run_command(
     speculation = check_speculation(speculate, draft)
     if record_misses is not None:
         prepare_record(record_misses)
+    if output is not None:
+        check_results(output, resume=resume, overwrite=overwrite)
     sampling = {
         **asdict(drawing), "n": n, "max_tokens": max_tokens, "min_tokens": min_tokens, "seed": seed,
         "stop": tuple(stop), "stop_token_ids": tuple(stop_token_id), "ignore_eos": ignore_eos, "logprobs": logprobs,

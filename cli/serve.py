@@ -36,6 +36,7 @@ from llmc.cli.options.warm_flags import (
     UTILIZATION_NAMES,
 )
 from llmc.cli.render.terminal_text import escape_streams, exact
+from llmc.output_path import check_outputs
 from llmc.runtime.die_with_parent import dying_with_this_process
 from llmc.runtime.misses.record import prepare_record
 from llmc.runtime.server.hand_over_headers import KEY_ENV
@@ -128,6 +129,8 @@ def serve_command(
     policy = parse_miss_policy(miss_policy, model, ready_after)
     replanning = replan.options(policy)
     speculation = check_speculation(speculate, draft)
+    logs = {"--access-log-file": given["access_log_file"], "--record-trace": given["record_trace"]}
+    check_outputs({}, appended=logs, folders={"--profiler-dir": given["profiler_dir"]})
     if given["record_misses"] is not None:
         prepare_record(given["record_misses"])
     pool_bytes = parse_size(kv_bytes)

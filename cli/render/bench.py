@@ -69,11 +69,5 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
         raise BenchError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def check_output(path: Path | None) -> None:
-    """Checks before a long run that its result can be written. Raises BenchError."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise BenchError(f"cannot write {path}: it is a directory, or has none to be in")
-
-
 def _number(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 1000 else f"{value:.1f}"

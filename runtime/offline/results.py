@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from llmc.output_path import OutputError, check_outputs
 from llmc.regular_file import read_regular
 from llmc.replaced_file import write_replaced
 from llmc.runtime.offline.identity import difference
@@ -41,7 +42,7 @@ class ResultsFile:
         overwrite: bool = False,
     ) -> None:
         self.path = path
-        self.partial_path = path.with_name(path.name + ".partial")
+        self.partial_path = _partial_path(path)
         self.run_path = path.with_name(path.name + ".run")
         self._prompts = prompts
         self._identity = identity
@@ -51,12 +52,7 @@ class ResultsFile:
         self._synced = time.monotonic()
         self._partial: TextIO | None = None
         self._file: TextIO | None = None
-        exists = any(file.exists() and file.stat().st_size > 0 for file in (path, self.partial_path))
-        if exists and not resume and not overwrite:
-            raise ResultsError(f"{path} exists: pass --resume to continue it or --overwrite to replace it")
-        if not os.access(path if path.exists() else path.parent, os.W_OK) or (path.exists() and not path.is_file()):
-            raise ResultsError(f"cannot write {path}: name a file in a directory that exists and may be written to")
-        if exists and resume:
+        if check_results(path, resume=resume, overwrite=overwrite) and resume:
             self._check_identity()
             self._read_existing()
 
@@ -173,6 +169,27 @@ class ResultsFile:
                 f"{path} belongs to other prompts, number {index} differs: resume with the same prompts, or pass "
                 "--overwrite"
             )
+
+
+def check_results(path: Path, *, resume: bool = False, overwrite: bool = False) -> bool:
+    """Whether there are results of an earlier run, for a check before a model is loaded.
+
+    Raises ResultsError for results that neither `resume` nor `overwrite` allow for, and if none can be written.
+    """
+    try:
+        check_outputs({"--output": path}, appended={"--output": path})
+    except OutputError as error:
+        raise ResultsError(str(error)) from error
+    if path.exists() and not path.is_file():
+        raise ResultsError(f"cannot write --output {path}: it is not a regular file; name another path")
+    exists = any(file.exists() and file.stat().st_size > 0 for file in (path, _partial_path(path)))
+    if exists and not resume and not overwrite:
+        raise ResultsError(f"{path} exists: pass --resume to continue it or --overwrite to replace it")
+    return exists
+
+
+def _partial_path(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
 
 
 def _replace(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.replaced_file import write_replaced
 from llmc.runtime.graph_view import group_of
 from llmc.runtime.profile.costs import NOTHING, Cost
 
@@ -184,4 +185,4 @@ def trace_data(profile: Profile) -> dict[str, Any]:
 
 def write_trace(profile: Profile, path: Path) -> None:
     """Writes the trace. Raises OSError."""
-    path.write_text(json.dumps(trace_data(profile)) + "\n")
+    write_replaced(path, json.dumps(trace_data(profile)) + "\n")

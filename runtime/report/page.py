@@ -128,10 +128,3 @@ def key(entries: Iterable[tuple[str, str, str]]) -> str:
         style = f"--mark:{color}" if dash == "box" else f"--mark:{color};--dash:{dash}"
         items.append(f'<li>{mark} style="{style}"></i>{escape(name)}</li>')
     return f'<ul class="key">{"".join(items)}</ul>'
-
-
-def check_html_option(path: Path | None) -> None:
-    """Checks before a long run that the page can be written afterwards. Raises ReportError."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        why = "it is a directory" if path.is_dir() else f"there is no directory {path.parent}"
-        raise ReportError(f"cannot write --html {path}: {why}")

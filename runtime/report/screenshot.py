@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from llmc.replaced_file import write_replaced
 from llmc.runtime.report.page import ReportError
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
@@ -49,7 +50,7 @@ def screenshot(page: str, png: Path, width: int = 1280, scale: int = 2, height: 
         if not picture.is_file():
             raise ReportError(f"{program} drew no picture of the report: write --html instead")
         try:
-            shutil.copyfile(picture, png)
+            write_replaced(png, picture.read_bytes())
         except OSError as error:
             raise ReportError(f"cannot write picture {png}: {error.strerror or error}") from error
 

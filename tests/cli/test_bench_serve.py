@@ -161,7 +161,7 @@ def test_prompt_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         (["--range-ratio", "1"], "range ratio 1 is out of range"),
         (["--time-scale", "0"], "--time-scale 0"),
         (["--dataset", "/nowhere.csv"], "cannot read --dataset /nowhere.csv"),
-        (["--output", "/nowhere/x.json"], "cannot write /nowhere/x.json"),
+        (["--output", "/nowhere/x.json"], "cannot write --output /nowhere/x.json: there is no directory /nowhere"),
         (["--model", "other"], "no model 'other'"),
         (["--endpoint", "chat", "--strict-in-out-len"], "--endpoint completions"),
         (["--url", "ftp://x"], "not the address"),

@@ -24,6 +24,7 @@ from llmc.compiler.store import graphs_writer as w
 from llmc.graphs_format import FAMILIES
 from llmc.graphs_records import KernelRecord, KvLayerRecord, ModelRecord, OperandRecord, TargetRecord, WeightRecord
 from llmc.manifest import ManifestError
+from llmc.output_path import OutputError
 from llmc.runtime.graphs_checks import FormatError
 from llmc.runtime.graphs_file import read_graphs
 from llmc.runtime.llm import LLM
@@ -291,7 +292,7 @@ def test_usage_errors_exit_with_2(artifact: Path, arguments: list[str]) -> None:
 def test_bad_artifacts_are_named(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="cannot read"):
         invoke(tmp_path / "nothing")
-    with pytest.raises(InspectError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot write --output"):
         invoke(artifact, "-o", tmp_path / "no" / "file")
     for text in ("[]", "{", "\xff", "[" * 100_000):
         (artifact / "manifest.json").write_text(text)

@@ -125,7 +125,6 @@ def test_table(tiny_artifact: TinyArtifact, capsys: pytest.CaptureFixture[str]) 
         (["--phase", "mixed"], "mixed"),
         (["--context", "65"], "65"),
         (["--bucket", "prefill:1x16", "--context", "3"], "prefill:1x16"),
-        (["--trace", "/nowhere/trace.json"], "/nowhere"),
         (["--repeat", "0"], "'--repeat': 0"),
     ],
 )

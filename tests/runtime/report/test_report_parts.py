@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.report.charts import Curve, curves, error_bars, histogram
-from llmc.runtime.report.page import DATA_ID, Page, ReportError, check_html_option, key, section, write_page
+from llmc.runtime.report.page import DATA_ID, Page, ReportError, key, section, write_page
 from llmc.runtime.report.table import Column, Row, table
 from llmc.runtime.report.words import byte_count, microseconds, number, percent
 
@@ -42,10 +42,6 @@ def test_a_page_lets_in_its_own_scripts_alone() -> None:
 
 
 def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="there is no directory"):
-        check_html_option(tmp_path / "no" / "x.html")
-    with pytest.raises(ReportError, match="it is a directory"):
-        check_html_option(tmp_path)
     with pytest.raises(ReportError, match="cannot write report"):
         write_page("x", tmp_path / "no" / "x.html")
     write_page("x", tmp_path / "x.html")
