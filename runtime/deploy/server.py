@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from llmc.runtime.deploy.registry import BEAT_S
+from llmc.runtime.router.exhausted import RouterExhausted
 from llmc.runtime.router.served_process import SERVE, ServedProcess, without_access_log
 from llmc.runtime.router.upstream import ReplicaLost, Upstream
 from llmc.runtime.server.hand_over_headers import KEY_ENV
@@ -78,7 +79,7 @@ class Server:
                 found = {name.decode(): float(value) for name, value in _GAUGE.findall(await answer.body())}
             finally:
                 answer.close()
-        except ReplicaLost:
+        except (ReplicaLost, RouterExhausted):
             return self._load
         running, waiting = (found.get(f"llmc_sequences_{state}", 0.0) for state in ("running", "waiting"))
         blocks, used = (found.get(name, 0.0) for name in ("llmc_kv_blocks", "llmc_kv_blocks_used"))

@@ -24,7 +24,7 @@ from llmc.version import __version__
 from . import hops
 from .config import RouterConfig
 from .fleet import Fleet
-from .live import live_requests, live_state
+from .live import live_requests, live_state, no_replica_answers
 from .metrics import RouterMetrics
 from .relay import ClientLeft, Inbound, Relay, until_left
 from .upstream import Headers, ReplicaLost
@@ -174,6 +174,8 @@ class RouterApp:
         if self._keys is not None and self._keys.number(inbound.headers) is None:
             headers, ready = _shown(inbound), [one for one in self._fleet.replicas.values() if one.ready]
             answers = await asyncio.gather(*(one.get_within(_MOST_WAIT_S, _MODELS, headers) for one in ready))
+            if ready and not any(answers):
+                raise no_replica_answers()
             if not any(answer is not None and answer[0] == 200 for answer in answers):
                 raise no_valid_key()
         found: dict[str, dict[str, Any]] = {}

@@ -52,7 +52,13 @@ async def _of_all(
     refusals = [answer for answer in found.values() if answer[0] != 200]
     if refusals:
         return refusals[0]
-    raise ApiError("no replica answers: try again later", status=503, code="no_replica", headers={"Retry-After": "5"})
+    raise no_replica_answers()
+
+
+def no_replica_answers() -> ApiError:
+    """The answer for what only replicas know, while none of them says it."""
+    message = "no replica answers: try again later"
+    return ApiError(message, status=503, code="no_replica", headers={"Retry-After": "5"})
 
 
 async def _answer(replica: Replica, target: bytes, headers: Headers) -> Answer | None:

@@ -25,6 +25,7 @@ from llmc.runtime.server.refusals import PREVIOUS
 from . import hops
 from .config import RouterConfig
 from .dialects import DIALECTS
+from .exhausted import RouterExhausted
 from .fleet import Excluded, Fleet
 from .metrics import RouterMetrics
 from .prefixes import block_hashes, prompt_text
@@ -87,6 +88,7 @@ class Relay:
         self._marks: StreamMarks | None = None
         self._started = self._streams = False
         self._artifact: str | None = None
+        self._exhausted_since: float | None = None
         self._pins = ExitStack()
         self._continue()
 
@@ -110,6 +112,9 @@ class Relay:
                     if not self._started:
                         self._metrics.retries.inc()
                     await self._note_refusal(replica, epoch, refusal[0], excluded)
+                except RouterExhausted as error:
+                    if not await self._may_try_again(send, error):
+                        return
                 except (ReplicaLost, StreamFailed, ValueError) as error:
                     failed += 1
                     if not isinstance(error, StreamFailed) and epoch == replica.epoch:
@@ -274,6 +279,19 @@ class Relay:
             await asyncio.sleep(_ROOM_S)
         else:
             excluded.add((replica.name, epoch))
+
+    async def _may_try_again(self, send: Send, error: RouterExhausted) -> bool:
+        """Waits a little, so that a stream that has begun goes on once there is a connection for it. Raises `error` if
+        nothing was sent yet."""
+        if not self._started:
+            raise error
+        now = time.monotonic()
+        self._exhausted_since = self._exhausted_since or now
+        if now - self._exhausted_since >= self._config.patience_s:
+            await self._end_stream(send, self._event_of(error))
+            return False
+        await asyncio.sleep(_ROOM_S)
+        return True
 
     def _nobody_left(self, excluded: Excluded) -> bool:
         """Whether all healthy replicas have refused the request."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from . import hops
+from .exhausted import RouterExhausted
 from .upstream import Headers, ReplicaLost, Upstream
 
 log = logging.getLogger("llmc.router")
@@ -116,7 +117,7 @@ class Replica:
 
     async def get(self, target: bytes, headers: Headers | None = None) -> tuple[int, bytes]:
         """Status and body of a GET. headers: a client's, which may be none; None sends the router's own key. Raises
-        ReplicaLost."""
+        ReplicaLost, and RouterExhausted."""
         if self.upstream is None:
             raise ReplicaLost(f"{self.name} has not started")
         shown = self._headers if headers is None else headers
@@ -128,11 +129,11 @@ class Replica:
             answer.close()
 
     async def get_within(self, most_s: float, target: bytes, headers: Headers) -> tuple[int, bytes] | None:
-        """As `get`; None if there is no answer within most_s seconds, or the replica is lost."""
+        """As `get`; None if there is no answer within most_s seconds, or none can be had."""
         try:
             async with asyncio.timeout(most_s):
                 return await self.get(target, headers)
-        except (TimeoutError, ReplicaLost):
+        except (TimeoutError, ReplicaLost, RouterExhausted):
             return None
 
     def to_json(self) -> dict[str, Any]:
@@ -163,6 +164,8 @@ class Replica:
         except TimeoutError:
             self._late(timeout_s)
             return
+        except RouterExhausted:
+            return  # nothing is known about the replica
         except (ReplicaLost, ValueError, KeyError, TypeError) as error:
             if epoch == self.epoch:
                 self._gone(str(error))

@@ -13,6 +13,8 @@ import httptools
 
 from llmc.runtime.loadgen.http import Address
 
+from .exhausted import EXHAUSTION, RouterExhausted, why_exhausted
+
 Headers = Sequence[tuple[bytes, bytes]]
 _MOST_BUFFERED = 256 << 10
 _MOST_IDLE = 64
@@ -186,7 +188,7 @@ class Upstream:
     async def request(
         self, method: str, target: bytes, headers: Headers, body: bytes, on_interim: OnInterim | None = None
     ) -> Answer:
-        """Sends a request and waits for the head of its answer. Raises ReplicaLost."""
+        """Sends a request and waits for the head of its answer. Raises ReplicaLost, and RouterExhausted."""
         lines = [b"%s %s%s HTTP/1.1" % (method.encode(), self.address.prefix.encode(), target)]
         lines.append(b"host: " + self.name.encode())
         lines += [name + b": " + value for name, value in headers]
@@ -251,6 +253,9 @@ class Upstream:
                     _Connection, self.address.host, self.address.port, ssl=self._tls
                 )
         except OSError as error:
+            if (lack := why_exhausted(error)) is not None:
+                EXHAUSTION.note(lack)
+                raise RouterExhausted(lack) from error
             why = error.strerror or str(error) or "no connection was made in time"
             raise ReplicaLost(f"{self.name}: {why}") from error
         finally:
