@@ -82,7 +82,9 @@ def run_command(
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write results to FILE."),
     resume: bool = typer.Option(False, "--resume", help="Continue an interrupted --output file."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing --output file."),
-    max_tokens: int = typer.Option(128, min=1, metavar="N", help="Longest output, in tokens."),
+    max_tokens: int = typer.Option(
+        128, min=1, metavar="N", help="Longest output, in tokens; cut to the context that is left."
+    ),
     min_tokens: int = typer.Option(0, min=0, metavar="N", help="Shortest output, in tokens."),
     drawing: SamplingOptions = SamplingOptions(),
     n: int = typer.Option(1, "-n", min=1, max=64, help="Continuations per prompt."),

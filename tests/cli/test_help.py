@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from llmc.cli import main as cli
 from llmc.cli.render.help_layout import HEADINGS, SUMMARIES
 from llmc.cli.serve import _compile
 from llmc.mistaken_path import meant
+from llmc.runtime.llm import LLM
 
 # Capitals, several of them, or choices: FILE|ARTIFACT, ID=BIAS, auto|none.
 VALUE_NAME = re.compile(r"[A-Z]+(?:[=:|][A-Z]+)*…?|[a-z_0-9]+(?:\|[a-zA-Z_0-9]+)+")
@@ -151,3 +153,14 @@ def test_no_option_takes_nan(name: str, tmp_path: Path, capsys: pytest.CaptureFi
             ]
             assert cli.main([*name.split(), *needed, *others, f"{param.opts[0]}=nan"]) == 2, param.opts
             assert param.opts[0] in capsys.readouterr().err
+
+
+def test_run_cuts_max_tokens_as_its_help_says(chat_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    option = next(param for param in COMMANDS["run"].params if param.name == "max_tokens")
+    assert option.help == "Longest output, in tokens; cut to the context that is left."
+    command = ["run", str(chat_artifact), "--prompt", "a", "--max-tokens", "5000", "--ignore-eos", "--json"]
+    assert cli.main([*command, "--threads", "1", "-q"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["finish_reason"] == "length"
+    with LLM(chat_artifact, num_threads=1) as llm:
+        assert result["usage"]["prompt_tokens"] + len(result["token_ids"]) == llm.max_model_len
