@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llmc.manifest import ManifestError, read_manifest
 from llmc.runtime.request_error import RequestError
-from llmc.runtime.text.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import NoRoom, Tokenizer
 
 Vector = NDArray[np.float32]
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -142,5 +142,6 @@ class VectorTask:
         )
         room = most - len(behind_it)
         if room <= len(before_it):
-            raise RequestError(f"{most} tokens leave no room for the document: allow more, or shorten the query")
+            around = len(before_it) + len(behind_it)
+            raise NoRoom(most, "the document", around + 1, f"{around} around it", ", or shorten the query")
         return [*through_it[:room], *behind_it]

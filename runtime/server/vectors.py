@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import Request
 
 from llmc.runtime.server.event_stream import until_gone
+from llmc.runtime.text.tokenizer import NoRoom
 from llmc.runtime.vector_runs import NO_TOKENS
 from llmc.runtime.vector_task import Vector, VectorTask
 
@@ -42,7 +43,10 @@ async def encoded(
     """Input ids that `make` returns for `texts`, checked against the engine's limits. Raises ApiError, RequestError."""
     for text in texts:
         check_chars(server, text)
-    found = await server.lanes.run(make, sum(map(len, texts)))
+    try:
+        found = await server.lanes.run(make, sum(map(len, texts)))
+    except NoRoom as error:
+        raise ApiError(str(error), param="truncate_prompt_tokens", code="invalid_value") from error
     for index, ids in enumerate(found):
         check_ids(server, index, ids, param)
     return found

@@ -29,6 +29,16 @@ class TooManyTokens(RequestError):
         self.num_tokens = num_tokens
 
 
+class NoRoom(RequestError):
+    """A limit of tokens that leaves nothing of a text, or of the second text of a pair."""
+
+    def __init__(self, most: int, what: str, least: int, beside: str, remedy: str = "") -> None:
+        """least: tokens that leave one of `what`. beside: what takes the others."""
+        super().__init__(
+            f"a limit of {most} tokens leaves no room for {what} beside {beside}: allow at least {least}{remedy}"
+        )
+
+
 class Tokenizer:
     """Reads tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja of `path`.
 
@@ -110,17 +120,23 @@ class Tokenizer:
     ) -> tuple[list[int], list[int]]:
         """Token ids of a text or a pair of texts, with the tokenizer's special tokens, and the kind of each, 0 or 1.
 
-        most: limit of ids; the text, or the second text of a pair, is cut at its end. Raises RequestError.
+        most: limit of ids; the text, or the second text of a pair, is cut at its end. Raises RequestError; NoRoom if
+        nothing is left of it.
         """
         with _panics("tokenize the text"):
             if most is None:
                 encoding = self._backend.encode(text, second, add_special_tokens=True)
                 return list(encoding.ids), list(encoding.type_ids)
             parts = [self._backend.encode(one, add_special_tokens=False) for one in (text, second) if one is not None]
-            room = most - self._backend.num_special_tokens_to_add(second is not None)
-            room -= sum(len(part) for part in parts[:-1])
-            if room < 1:
-                raise RequestError(f"{most} tokens leave no room for the text: allow more, or shorten the first")
+        num_special = self._backend.num_special_tokens_to_add(second is not None)
+        first = 0 if second is None else len(parts[0])
+        room, least, special = most - num_special - first, num_special + first + 1, f"{num_special} special tokens"
+        if room < min(1, len(parts[-1])):
+            if second is None:
+                raise NoRoom(most, "the text", least, special)
+            remedy = ", or shorten the first text"
+            raise NoRoom(most, "the second text", least, f"{first} tokens of the first and {special}", remedy)
+        with _panics("tokenize the text"):
             parts[-1].truncate(room)
             encoding = self._backend.post_process(parts[0], parts[1] if len(parts) > 1 else None)
         return list(encoding.ids), list(encoding.type_ids)

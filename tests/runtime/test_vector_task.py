@@ -47,5 +47,5 @@ def test_a_long_document_is_cut_as_by_the_authors_of_the_template(tokenizer: Tok
     for most in range(least, len(whole)):
         cut = text[: most - len(before) - len(behind)]
         assert task.pair_ids(tokenizer, query, document, "se", most) == [*before, *cut, *behind]
-    with pytest.raises(RequestError, match=r"\d+ tokens leave no room for the document"):
+    with pytest.raises(RequestError, match=r"\d+ tokens leaves no room for the document beside \d+ around it: allow"):
         task.pair_ids(tokenizer, query, document, "se", least - 2)

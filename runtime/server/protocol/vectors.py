@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AfterValidator, AliasChoices, Field
 from typing_extensions import TypedDict
 
 from .api_model import ApiModel
@@ -18,12 +18,20 @@ MAX_DOCUMENTS = 1024
 _MAX_PARTS = 64
 
 
+def _not_zero(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError("0 tokens of a text are none: give 1 or more, or -1 for as many as fit")
+    return tokens
+
+
 class VectorFields(ApiModel):
     """truncate_prompt_tokens: the most tokens of a text, which is cut at its end; -1: as many as fit. priority: lower
     runs first."""
 
     model: str | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=_INT32)
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_not_zero), Field(ge=-1, lt=_INT32)] | None = Field(
+        None, json_schema_extra={"not": {"const": 0}}
+    )
     priority: int | None = Field(None, ge=-_INT32, lt=_INT32)
     user: str | None = None
 

@@ -111,6 +111,45 @@ def test_a_long_text_is_cut_where_asked(embeds: Running) -> None:
     assert answer_of(embeds, "/v1/embeddings", input=text, truncate_prompt_tokens=9)["usage"]["prompt_tokens"] == 9
 
 
+@pytest.mark.parametrize(
+    ("most", "body", "said"),
+    [
+        (
+            1,
+            {"input": "w1 w2"},
+            "a limit of 1 tokens leaves no room for the text beside 2 special tokens: allow at least 3",
+        ),
+        (2, {"input": "w1 w2"}, "a limit of 2 tokens leaves no room for the text beside 2 special tokens"),
+        (0, {"input": "w1 w2"}, "truncate_prompt_tokens: 0 tokens of a text are none: give 1 or more, or -1"),
+        (-2, {"input": "w1 w2"}, "greater than or equal to -1"),
+        (2, {"input": ""}, None),
+        (3, {"input": "w1 w2"}, None),
+        (1, {"input": [5, 6]}, None),
+    ],
+)
+def test_a_limit_that_leaves_nothing_is_told_as_such(
+    embeds: Running, most: int, body: dict[str, Any], said: str | None
+) -> None:
+    response = embeds.post("/v1/embeddings", **body, truncate_prompt_tokens=most)
+    if said is None:
+        assert response.json()["usage"]["prompt_tokens"] == most
+        return
+    error = error_of(response, 400)
+    assert (error["param"], error["code"]) == ("truncate_prompt_tokens", "invalid_value")
+    assert said in error["message"]
+
+
+def test_a_limit_that_leaves_no_document_is_told_as_such(ranks: Running) -> None:
+    body = {"query": "w1 w2", "documents": ["w3 w4"]}
+    error = error_of(ranks.post("/v1/rerank", **body, truncate_prompt_tokens=5), 400)
+    assert error["message"] == (
+        "a limit of 5 tokens leaves no room for the second text beside 2 tokens of the first and 3 special tokens: "
+        "allow at least 6, or shorten the first text"
+    )
+    assert error["param"] == "truncate_prompt_tokens"
+    assert answer_of(ranks, "/v1/rerank", **body, truncate_prompt_tokens=6)["usage"]["prompt_tokens"] == 6
+
+
 def test_rerank_and_score(ranks: Running, ranker: tuple[Path, Path]) -> None:
     query, documents = TEXTS[0], [*TEXTS[1:], "w11 w12", "w4"]
     with LLM(ranker[1]) as llm:
