@@ -23,7 +23,9 @@ from .params import SamplingParams
 from .prompts import Prompts
 from .request_error import RequestError
 from .server.async_engine import AsyncEngine
-from .server.requests import EngineRequest
+from .server.requests import EngineRequest, ServerStopping
+
+_CLOSED = "this AsyncLLM is closed and takes no more requests: open another one"
 
 
 class AsyncLLM(Opened, AsyncVectorCalls):
@@ -37,6 +39,7 @@ class AsyncLLM(Opened, AsyncVectorCalls):
     engine: AsyncEngine
     _started: asyncio.Task[None] | None = None
     _event_loop: asyncio.AbstractEventLoop | None = None
+    _closed = False
 
     def _open_engine(self, path: Path, opening: Opening) -> OpenedEngine:
         self.engine = engine = AsyncEngine(
@@ -108,18 +111,23 @@ class AsyncLLM(Opened, AsyncVectorCalls):
 
     async def load_adapter(self, name: str, path: str | Path) -> None:
         """As LLM.load_adapter; requests of other tasks go on meanwhile."""
+        self._check_open()
         await asyncio.to_thread(self.adapters.load, name, Path(path))
 
     async def unload_adapter(self, name: str) -> None:
         """As LLM.unload_adapter."""
+        self._check_open()
         self.adapters.unload(name)
 
     def stats(self) -> Any:
         """Counters of the engine since it was opened (binding.EngineStats)."""
+        self._check_open()
         return self.engine.stats()
 
     async def close(self) -> None:
-        """Cancels running requests and compilations, and releases the engine; idempotent."""
+        """Cancels running requests and compilations, and releases the engine; idempotent. Later calls raise
+        RequestError."""
+        self._closed = True
         if self._started is not None and self._event_loop is asyncio.get_running_loop():
             await self.engine.drain(0)
         await asyncio.to_thread(self.engine.close)
@@ -132,6 +140,7 @@ class AsyncLLM(Opened, AsyncVectorCalls):
         await self.close()
 
     async def _start(self) -> None:
+        self._check_open()
         loop = asyncio.get_running_loop()
         if self._started is None:
             self._event_loop = loop
@@ -140,6 +149,18 @@ class AsyncLLM(Opened, AsyncVectorCalls):
             raise RequestError("this AsyncLLM is of another event loop: make one in each loop, or keep to one")
         # Shielded: cancelling a task here must not cancel the engine.
         await asyncio.shield(self._started)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError(_CLOSED)
+
+    def _stream_of(self, request: EngineRequest) -> RequestStream:
+        try:
+            return self.engine.stream(request)
+        except ServerStopping as error:
+            if not self._closed:  # its engine has failed
+                raise
+            raise RequestError(_CLOSED) from error
 
     async def _prepared(self, *arguments: Any) -> list[PreparedRequest]:
         await self._start()
@@ -168,7 +189,7 @@ class AsyncLLM(Opened, AsyncVectorCalls):
             adapter=request.adapter,
         )
         try:
-            return self.engine.stream(engine_request)
+            return self._stream_of(engine_request)
         except LlmcError as error:
             if error.name not in REFUSALS:
                 raise

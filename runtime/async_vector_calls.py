@@ -12,6 +12,7 @@ from llmc.runtime.binding.handle import LlmcError
 from .outputs import EmbeddingOutput, LabelOutput, ScoreOutput
 from .request_error import RequestError
 from .server.async_engine import AsyncEngine
+from .server.request_stream import RequestStream
 from .server.requests import EngineRequest
 from .vector_calls import Ids, Texts, VectorPrompts, embeddings_of, labels_of, scores_of
 from .vector_runs import NO_TOKENS
@@ -55,6 +56,10 @@ class AsyncVectorCalls(VectorPrompts):
     async def _start(self) -> None:
         """Starts the engine, if it does not run yet."""
 
+    @abstractmethod
+    def _stream_of(self, request: EngineRequest) -> RequestStream:
+        """Submits a request. Raises as `AsyncEngine.stream`, and RequestError once this is closed."""
+
     async def _rows(self, task: VectorTask, ids: Ids) -> list[Vector]:
         """The vector of each prompt. Raises RequestError for the first that fails; the others are cancelled."""
         await self._start()
@@ -82,7 +87,7 @@ class AsyncVectorCalls(VectorPrompts):
             vector_width=task.width,
         )
         try:
-            stream = self.engine.stream(request)
+            stream = self._stream_of(request)
         except LlmcError as error:
             raise RequestError(f"prompt {index}: {error}") from error
         try:

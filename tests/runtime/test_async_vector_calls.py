@@ -26,7 +26,9 @@ def test_embeddings_of_tasks_side_by_side(embedder: tuple[Path, Path]) -> None:
             found = [[one.vector for one in outputs] for outputs in await asyncio.gather(*calls)]
             (output,) = await llm.embed("w1 w2 w1")
             assert output.prompt_token_ids[-1] == 3
-            return found
+        with pytest.raises(RequestError, match="this AsyncLLM is closed"):
+            await llm.embed("w1")
+        return found
 
     many, one, short = asyncio.run(run())
     with LLM(embedder[1], num_threads=1) as llm:

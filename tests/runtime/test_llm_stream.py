@@ -265,3 +265,36 @@ def test_closing_ends_those_who_still_read(chat_artifact: Path) -> None:
     reasons = asyncio.run(main())
     assert reasons[-1] in ("cancelled", "length")
     assert not any(reasons[:-1])
+
+
+def test_a_closed_one_says_that_it_is_closed(chat_artifact: Path) -> None:
+    async def main(started: bool) -> None:
+        llm = AsyncLLM(chat_artifact, num_threads=1)
+        if started:
+            await llm.generate("a", SamplingParams(max_tokens=1))
+        prepare = llm.prepare
+
+        def closed_meanwhile(*arguments: Any) -> Any:
+            prepared = prepare(*arguments)
+            asyncio.run_coroutine_threadsafe(llm.close(), loop).result()
+            return prepared
+
+        if started:  # closed between the tokenizer and the engine
+            loop, llm.prepare = asyncio.get_running_loop(), closed_meanwhile  # type: ignore[method-assign, assignment]
+            with pytest.raises(RequestError, match="this AsyncLLM is closed and takes no more requests: open another"):
+                await llm.generate("a", SamplingParams(max_tokens=1))
+        await llm.close()
+        for call in (
+            lambda: llm.generate("a"),
+            lambda: anext(llm.stream("a")),
+            lambda: llm.load_adapter("a", "b"),
+            lambda: llm.unload_adapter("a"),
+        ):
+            with pytest.raises(RequestError, match="this AsyncLLM is closed"):
+                await call()
+        with pytest.raises(RequestError, match="this AsyncLLM is closed"):
+            llm.stats()
+        await llm.close()
+
+    asyncio.run(main(started=False))
+    asyncio.run(main(started=True))
