@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmc.models.config import ModelConfig, ResidualFactors
+from llmc.models.config import ModelConfig, ResidualFactors, Rope
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.layer_kinds import FULL, LINEAR, check_layer_types, check_layers
@@ -15,6 +15,7 @@ from llmc.models.families.minimax_m2 import read_rotation
 from llmc.models.families.mixtral import LAYOUT
 from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
+from llmc.models.rope_fields import read_rope
 from llmc.models.standard import head_sizes, layer_count, standard_config
 from llmc.models.windows import everywhere, stated_window
 
@@ -32,7 +33,7 @@ _FACTORS = {
 """Names of transformers, and of published configs, in the order of `ResidualFactors`."""
 
 
-def _read(fields: Fields, generation: Fields) -> ModelConfig:
+def _read(fields: Fields, generation: Fields, rope: Rope) -> ModelConfig:
     return standard_config(
         fields,
         generation,
@@ -40,7 +41,7 @@ def _read(fields: Fields, generation: Fields) -> ModelConfig:
         o_bias=False,
         layer_windows=everywhere(fields, stated_window(fields)),
         default_eps=1e-5,
-        rope=read_rotation(fields, head_sizes(fields)[2], _THETA),
+        rope=rope,
         residual="normed",
         residual_factors=ResidualFactors(*(fields.number(name, 1.0) for name in _FACTORS)),
         experts=read_experts(fields, intermediate_size="intermediate_size", scores="softmax", normalised=True),
@@ -48,10 +49,17 @@ def _read(fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def read_config(fields: Fields, generation: Fields) -> ModelConfig:
-    """Without layer_types, every other layer has linear attention."""
+    """Without layer_types, every other layer has linear attention.
+
+    transformers rotates whole heads, whatever rotary_dim says; another one is a key that llmc does not know.
+    """
     kinds = [LINEAR if i % 2 else FULL for i in range(layer_count(fields))]
     check_layer_types(fields, kinds, _LIGHTNING)
-    return _read(fields, generation)
+    head_dim = head_sizes(fields)[2]
+    if fields.values.get("rotary_dim") == head_dim:
+        fields.integer("rotary_dim")
+    rope = read_rope(fields, fields.integer("max_position_embeddings"), head_dim, theta=_THETA)
+    return _read(fields, generation, rope)
 
 
 def read_published(fields: Fields, generation: Fields) -> ModelConfig:
@@ -59,7 +67,7 @@ def read_published(fields: Fields, generation: Fields) -> ModelConfig:
     check_layers(fields, [kind != 1 for kind in kinds], _LIGHTNING)
     if not fields.flag("postnorm", False):
         raise ModelError(f"{fields.origin}: a minimax_text_01 model whose postnorm is not true is not supported")
-    return _read(fields.renamed(**_FACTORS), generation)
+    return _read(fields.renamed(**_FACTORS), generation, read_rotation(fields, head_sizes(fields)[2], _THETA))
 
 
 def build(config: ModelConfig, act_dtype: str, max_len: int) -> NormedDecoder:

@@ -83,6 +83,29 @@ def test_opt_has_blocks_of_ffn_dim(changes: dict[str, int], tmp_path: Path) -> N
     assert load_config(path).intermediate_size == transformers.OPTConfig(**changes).ffn_dim
 
 
+def test_a_minimax_of_transformers_rotates_whole_heads(tmp_path: Path) -> None:
+    """Whatever rotary_dim says: it is read of its authors' model_type alone."""
+    path = make_tiny_model(tmp_path / "m", "minimax", **CASES["minimax"][1])
+    fields = json.loads((path / "config.json").read_text())
+    head_dim = load_config(path).head_dim
+    assert load_config(path).rope.dim == head_dim
+    (path / "config.json").write_text(json.dumps({**fields, "rotary_dim": head_dim}))
+    check_equals_transformers(path)
+    (path / "config.json").write_text(json.dumps({**fields, "rotary_dim": head_dim // 2}))
+    with pytest.raises(ModelError, match=r"rotary_dim is .*, which llmc does not know of minimax models"):
+        load_config(path)
+    whole = open_source(path, allow_unknown_config=True).config()
+    assert whole.rope.dim == head_dim
+    (path / "config.json").write_text(json.dumps(fields))
+    assert whole == load_config(path)
+    # transformers computes the same with the key as without it.
+    text = torch.tensor([list(range(3, 20))])
+    with torch.no_grad():
+        without = reference_model(path)(text).logits
+        (path / "config.json").write_text(json.dumps({**fields, "rotary_dim": head_dim // 2}))
+        assert torch.equal(reference_model(path)(text).logits, without)
+
+
 def test_longrope_takes_the_long_factors_beyond_its_original_context(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "m", "phi3", rope_parameters=LONG, max_position_embeddings=256)
     prompt = torch.randint(3, 515, (70,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -276,8 +276,8 @@ def _rotates_parts(model_type: str) -> bool:
     return any("partial_rotary_factor" in file.read_text() for file in code_of(model_type).parent.glob("*.py"))
 
 
-# MiniMax's first authors rotate a part, and NemotronH rotates nothing.
-_NOT_WHOLE = {"minimax", "nemotron_h"}
+# NemotronH rotates nothing.
+_NOT_WHOLE = {"nemotron_h"}
 
 
 @pytest.mark.parametrize(
