@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from llmc.cli.options.device import check_overlap_sums
 from llmc.cli.options.weight_memory import WEIGHT_HELP, WeightMemory
 from llmc.output_path import check_outputs
 
@@ -56,7 +57,9 @@ def profile_command(
     ),
     threads: int = typer.Option(0, min=0, metavar="N", help="Threads; 0: every CPU of this process."),
     weight_memory: WeightMemory = typer.Option(WeightMemory.copied, help=WEIGHT_HELP),
-    overlap_sums: str | None = typer.Option(None, metavar="auto|off|ROWS", help="Of ranks; as of llmc serve."),
+    overlap_sums: str | None = typer.Option(
+        None, metavar="auto|off|ROWS", callback=check_overlap_sums, help="Of ranks; as of llmc serve."
+    ),
     repeat: int = typer.Option(10, min=1, metavar="N", help="Replays to measure; the median is shown."),
     top: int = typer.Option(12, min=0, metavar="N", help="Commands to list; --json lists all."),
     trace: Path | None = typer.Option(None, metavar="FILE", help="Write a Chrome/Perfetto trace of the replay."),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.cli.options.calibration import WriteOptions
-from llmc.cli.options.compile import given_options, quant_config
+from llmc.cli.options.compile import check_dtype, given_options, quant_config
 from llmc.cli.options.sample import read_sample
 from llmc.cli.render.compile_progress import progress_bar
 from llmc.quantize import SCHEMES, QuantConfig
@@ -131,7 +131,11 @@ def quantize_command(
             method, format, calibration, samples, sample_tokens, damping, jobs, target_kl, dry_run, as_json
         )
         return write_command(model, output, scheme, group_size, asymmetric, skip, options)
+    check_dtype(dtype)
     names = [name.strip() for name in schemes.split(",") if name.strip()]
+    for name in names:
+        if name not in (NONE, *SCHEMES):
+            raise typer.BadParameter(f"--schemes names {name!r}, which is unknown: use {NONE}, {', '.join(SCHEMES)}")
     configs = {name: _config(name, group_size, asymmetric, skip) for name in names}
     if not configs:
         raise typer.BadParameter(f"--schemes is empty; name some of {NONE}, {', '.join(SCHEMES)}")
@@ -168,8 +172,8 @@ def _config(name: str, group_size: int | None, asymmetric: bool | None, skip: st
     """Flags about groups apply only to schemes with groups."""
     if name == NONE:
         return None
-    grouped = name not in SCHEMES or SCHEMES[name].weight.is_regrouped
-    return quant_config(name, group_size if grouped else None, asymmetric if grouped else None, skip)
+    grouped = SCHEMES[name].weight.is_regrouped
+    return quant_config(name, group_size if grouped else None, asymmetric if grouped else None, skip, "--schemes")
 
 
 def _result(

@@ -36,18 +36,28 @@ def write_command(
 ) -> None:
     if scheme is not None and options.target_kl is not None:
         raise typer.BadParameter("--target-kl chooses the bits of each layer itself; leave out --scheme")
-    if scheme is None:
-        if options.target_kl is None:
-            raise typer.BadParameter(f"--scheme is missing: say what to write, one of {', '.join(SCHEMES)}")
-        scheme = "w4a16"
-    quant = quant_config(scheme, group_size, asymmetric, skip)
-    assert quant is not None
-    text = None if options.calibration is None else read_sample(options.calibration, "--calibration")
     from llmc.model_artifact import require_compiler
 
     require_compiler("llmc quantize needs the compiler")
+    from llmc.compiler.calibration.request import DEFAULT_METHODS, METHODS, CalibrationConfig
+    from llmc.quantize.export.registry import LAYOUTS
+
+    if scheme is None:
+        if options.target_kl is None:
+            raise typer.BadParameter(f"--scheme is missing: say what to write, one of {', '.join(DEFAULT_METHODS)}")
+        scheme = "w4a16"
+    for flag, given, known in (
+        ("--scheme", scheme, {**DEFAULT_METHODS, **SCHEMES}),
+        ("--method", options.method, METHODS),
+        ("--format", options.layout, LAYOUTS),
+    ):
+        if given is not None and given not in known:
+            told = DEFAULT_METHODS if flag == "--scheme" else known
+            raise typer.BadParameter(f"{flag} {given!r} is unknown: use {', '.join(told)}")
+    quant = quant_config(scheme, group_size, asymmetric, skip, "--scheme")
+    assert quant is not None
+    text = None if options.calibration is None else read_sample(options.calibration, "--calibration")
     from llmc.compiler.calibration.driver import estimate_of, quantize_checkpoint
-    from llmc.compiler.calibration.request import DEFAULT_METHODS, CalibrationConfig
     from llmc.compiler.hub import locate
 
     with progress_bar() as progress:

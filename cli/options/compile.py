@@ -260,8 +260,7 @@ def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: s
     # For task "auto", the model determines the required phases.
     of_task: dict[str, tuple[str, ...]] = {"auto": (), "generate": REQUIRED_PHASES}
     phases = of_task.get(task, PROMPT_PHASES)
-    if dtype not in DTYPES:
-        raise typer.BadParameter(f"--dtype {dtype!r} is unknown: use {', '.join(DTYPES)}")
+    check_dtype(dtype)
     if kv_dtype not in ("auto", *KV_DTYPES):
         raise typer.BadParameter(f"--kv-dtype {kv_dtype!r} is unknown: use auto, {_KV_DTYPES}")
     if limits.block_size is not None and limits.block_size % 16:
@@ -279,10 +278,16 @@ def _check_usage(buckets: str | LadderVariables | None, limits: Limits, dtype: s
         raise typer.BadParameter(f"{source}{error}") from error
 
 
+def check_dtype(dtype: str) -> None:
+    """Raises BadParameter for a type of activations that is unknown."""
+    if dtype not in DTYPES:
+        raise typer.BadParameter(f"--dtype {dtype!r} is unknown: use {', '.join(DTYPES)}")
+
+
 def quant_config(
-    scheme: str | None, group_size: int | None, asymmetric: bool | None, skip: str | None
+    scheme: str | None, group_size: int | None, asymmetric: bool | None, skip: str | None, flag: str = "--quant"
 ) -> QuantConfig | None:
-    """Quantization configured by the flags; None without --quant."""
+    """Quantization configured by the flags; None without a scheme. flag: that of the scheme."""
     if scheme is None:
         given = {"--group-size": group_size, "--asymmetric/--symmetric": asymmetric, "--skip": skip}
         for name, value in given.items():
@@ -292,4 +297,4 @@ def quant_config(
     try:
         return QuantConfig(scheme, group_size, asymmetric, tuple(filter(None, (skip or "").split(","))))
     except QuantizeError as error:
-        raise typer.BadParameter(f"--quant: {error}") from error
+        raise typer.BadParameter(f"{flag}: {error}") from error

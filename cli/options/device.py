@@ -21,6 +21,19 @@ def _device_numbers(text: str | None) -> str | None:
     return text
 
 
+def check_overlap_sums(text: str | None) -> str | None:
+    """Callback that returns the value. Raises BadParameter."""
+    if text is not None:
+        from llmc.runtime.binding.devices import overlap_rows
+        from llmc.runtime.binding.ranks import RanksError
+
+        try:
+            overlap_rows(text)
+        except RanksError as error:
+            raise typer.BadParameter(str(error)) from error
+    return text
+
+
 @dataclass(frozen=True)
 class DeviceFlags:
     """As in `runtime.binding.devices.DEVICE_OPTIONS`."""
@@ -85,6 +98,7 @@ class DeviceFlags:
         typer.Option(
             "--overlap-sums",
             metavar="auto|off|ROWS",
+            callback=check_overlap_sums,
             help="Steps of so many rows send sums of ranks while they compute; auto measures where that pays.",
         ),
     ] = None

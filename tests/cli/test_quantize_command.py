@@ -147,7 +147,7 @@ def test_rounding_is_to_the_nearest_number(format: WeightFormat) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--schemes", "w5a5"], "scheme 'w5a5' is unknown"),
+        (["--schemes", "w5a5"], "--schemes names 'w5a5', which is unknown: use none, w8a16"),
         (["--schemes", ","], "--schemes is empty"),
         (["--text", "nowhere.txt"], "cannot read nowhere.txt"),
         (["--group-size", "7"], "group size 7 is not one of"),
