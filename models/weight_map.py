@@ -3,8 +3,8 @@ shape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -37,6 +37,11 @@ class Source:
     def stored_shape(self) -> Shape:
         """As the checkpoint has it."""
         return self.shape if self.stored is None else self.stored
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether it is a matrix stored as [columns, rows]."""
+        return len(self.shape) == 2 and self.stored is not None and len(self.stored) == 2 and not self.blocks
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,16 @@ class WeightMap:
     def sources(self) -> Iterator[Source]:
         """Every tensor that the checkpoint must have."""
         return (source for target in self.targets for source in target.sources)
+
+    def with_rows(self, names: Collection[str]) -> WeightMap:
+        """The map of a checkpoint in which the matrices called so are stored as [rows, columns]."""
+        if not any(source.is_transposed and source.name in names for source in self.sources()):
+            return self
+
+        def plain(source: Source) -> Source:
+            return replace(source, stored=None) if source.is_transposed and source.name in names else source
+
+        return replace(self, targets=tuple(replace(t, sources=tuple(map(plain, t.sources))) for t in self.targets))
 
     def check(
         self,

@@ -140,7 +140,7 @@ def plan_of(
             kind = target.name.removeprefix(prefix).removesuffix(_WEIGHT)
             stacked = bool(layout.stacks) and kind in (GATE_UP, DOWN)
             if not stacked and not layout.stacks:
-                _check_plain(target)
+                _check_plain(target, layout)
             leaf = layout.stacks if stacked else _WEIGHT
             parts = tuple((source.name.removesuffix(leaf), source.shape[0]) for source in target.sources)
             k = target.shape[1]
@@ -201,17 +201,28 @@ def _paired_rows(target: Target) -> Rows:
     return rows.transpose(0, 2, 1).ravel()
 
 
-def _fault(target: Target) -> str | None:
-    """The tensor that keeps a rounded matrix from being stored as linear layers; None if it can be."""
+def _fault(target: Target, *, transposed: bool = False) -> str | None:
+    """The tensor that keeps a rounded matrix from being stored as linear layers; None if it can be. transposed: also
+    where it was stored as [columns, rows]."""
     whole = target.rows is None or len(target.rows) == sum(source.shape[0] for source in target.sources)
     changed = target.pairs or target.of_rows is not None or target.plus
-    odd = [source.name for source in target.sources if source.stored is not None or not source.name.endswith(".weight")]
+    odd = [
+        source.name
+        for source in target.sources
+        if not source.name.endswith(_WEIGHT)
+        or (source.stored is not None and not (transposed and source.is_transposed))
+    ]
     return (odd or [target.sources[0].name])[0] if odd or changed or not whole else None
 
 
-def _check_plain(target: Target) -> None:
+def _check_plain(target: Target, layout: Layout) -> None:
     """Raises CompileError if rounded numbers of the matrix cannot be written."""
-    if (name := _fault(target)) is not None:
+    if (name := _fault(target, transposed=layout.packs)) is not None:
+        if not layout.packs and _fault(target, transposed=True) is None:
+            raise CompileError(
+                f"the checkpoint has {name} transposed, as loaders of this family expect what is called so; numbers "
+                "that are packed have names of their own: give --scheme w4a16, w8a16 or mxfp4"
+            )
         raise CompileError(
             f"the checkpoint has {name} in another shape than a linear layer's, which llmc quantize -o does not write; "
             "llmc compile --quant rounds it"

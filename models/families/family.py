@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,13 +72,16 @@ class Family:
         """The maps of all ways to store the parameters; `weight_map` is the last."""
         return [*(other(config) for other in self.other_maps), self.weight_map(config)]
 
-    def weight_map_of(self, config: ModelConfig, shapes: Mapping[str, Shape]) -> WeightMap:
-        """The weight map of a checkpoint with tensors of these shapes.
+    def weight_map_of(
+        self, config: ModelConfig, shapes: Mapping[str, Shape], of_rows: Collection[str] = ()
+    ) -> WeightMap:
+        """The weight map of a checkpoint with tensors of these shapes. of_rows: names of matrices that are stored as
+        [rows, columns], whatever the family's maps say.
 
         Of the maps whose names the checkpoint has, it is the first with the same shapes, else the first. Without such
         maps it is `weight_map`.
         """
-        maps = self.weight_maps(config)
+        maps = [found.with_rows(of_rows) for found in self.weight_maps(config)]
         named = [found for found in maps if all(source.name in shapes for source in found.sources())]
         exact = (
             found for found in named if all(shapes[source.name] == source.stored_shape for source in found.sources())

@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from llmc.models.config import ModelConfig
 from llmc.models.convert import Array, convert
 from llmc.models.errors import ModelError
+from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, Tensor
 from llmc.models.sources.folder_checkpoint import FolderCheckpoint
 from llmc.models.sources.stored import Stored
+from llmc.models.weight_map import WeightMap
 from llmc.quantize.checkpoints import StoredCheckpoint, StoredMatrix, find_stored
 from llmc.quantize.formats.base import SCALE, WHOLE_ROW, Quantized, QuantizeError, WeightFormat
 from llmc.quantize.formats.codes import E8M0, Codes
@@ -166,6 +169,11 @@ class QuantizedCheckpoint(Checkpoint):
 
     def release(self) -> None:
         self._plain.release()
+
+    def weight_map(self, config: ModelConfig) -> WeightMap:
+        """Quantized matrices are those of linear layers, also where the family stores transposed ones."""
+        shapes = {name: self.shape(name) for name in self._names}
+        return get_family(config.model_type).weight_map_of(config, shapes, self._matrices)
 
     def kv_scales(self, kv_dtype: str, kv_heads: Mapping[int, int]) -> list[Array] | None:
         stated = self._stored.kv_scales

@@ -58,6 +58,12 @@ class Layout(ABC):
         return Integers(4, weight.group_size, weight.asymmetric) if isinstance(weight, Steps) else weight
 
     @property
+    def packs(self) -> bool:
+        """Whether the numbers of a layer have another name than `weight`, which loaders of families with transposed
+        matrices would transpose."""
+        return True
+
+    @property
     @abstractmethod
     def scale_dtype(self) -> str:
         """The dtype in which scales are stored."""

@@ -38,6 +38,10 @@ class CompressedTensors(Layout):
         )
 
     @property
+    def packs(self) -> bool:
+        return self.wanted.act_bits == 16 and not isinstance(self.wanted.format, Fp8)
+
+    @property
     def scale_dtype(self) -> str:
         return self.wanted.scale_dtype
 

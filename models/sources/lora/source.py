@@ -16,7 +16,7 @@ from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource, Tensor
 from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged, weights_file
 from llmc.models.sources.lora.experts import MergedRows, MergedStack, OfExperts, matrices_of, of_sources
-from llmc.models.weight_map import Source, WeightMap
+from llmc.models.weight_map import WeightMap
 from llmc.peft_experts import ExpertsError, changes_of
 from llmc.peft_format import CONFIG, in_layer
 
@@ -61,7 +61,7 @@ class MergedCheckpoint(Checkpoint):
         self.path, self.config_name = base.path, base.config_name
         self._base, self._adapters, self._head = base, tuple(adapters), head
         # Matrices [columns, rows]. `fan_in_fan_out` of an adapter tells of one of its modules, which may be any.
-        self._turned = {source.name for source in weights.sources() if _is_turned(source)}
+        self._turned = {source.name for source in weights.sources() if source.is_transposed}
         # A text model may be trained apart from one that has it as a part.
         self._in_layers = {name: source.name for source in weights.sources() if (name := in_layer(source.name))}
         self._targets = {target.name: target for target in weights.targets}
@@ -262,10 +262,6 @@ class MergedSource(ModelSource):
 
     def _adapter_files(self) -> Iterator[Path]:
         yield from (file for path in self._adapters for file in (path / CONFIG, weights_file(path)))
-
-
-def _is_turned(source: Source) -> bool:
-    return len(source.shape) == 2 and source.stored is not None and len(source.stored) == 2 and not source.blocks
 
 
 def _weights_of(config: ModelConfig, base: Checkpoint) -> WeightMap:

@@ -303,7 +303,5 @@ def test_what_is_not_written(tmp_path: Path) -> None:
         written("qwen2_moe", tmp_path / "target", "w4a16", text="A text.", target_kl=0.1)
     with pytest.raises(CompileError, match="has latent attention, which --format gguf does not hold; leave it out"):
         written("minicpm3", tmp_path / "format", "w4a16", layout="gguf")
-    with pytest.raises(CompileError, match=r"has .*c_attn\.weight in another shape than a linear layer's"):
-        written("gpt2", tmp_path / "turned", "w8a16")
     with pytest.raises(CompileError, match="qwen3_moe has no experts in tensors NAME_blocks; use --format compressed"):
         written("qwen3_moe", tmp_path / "stacks", "mxfp4", layout="mxfp4")
