@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmc.compiler.partition import EMBEDDING, HEAD
 from llmc.models.config import ModelConfig
 from llmc.models.loader import check_checkpoint, load_parameters
@@ -33,8 +35,17 @@ def stored_recipe(source: ModelSource, model: ModelConfig) -> Recipe:
     return Recipe(schemes, methods, frozenset(act_order), rows_of)
 
 
-def recipe_of(quant: QuantConfig, model: ModelConfig) -> Recipe:
-    """The schemes of the model's linear layers. Tables stay unquantized, except an embedding tied to a linear."""
+def recipe_of(quant: QuantConfig, model: ModelConfig, source: ModelSource) -> Recipe:
+    """The schemes of the model's linear layers, and of an embedding tied to one; other tables stay as stored."""
     head = EMBEDDING if model.tie_word_embeddings and model.pooled is None else HEAD
     targets = get_family(model.model_type).weight_map(model).targets
-    return Recipe.of(quant, [target.name for target in targets if target.is_linear or target.name == head], head)
+    recipe = Recipe.of(quant, [target.name for target in targets if target.is_linear or target.name == head], head)
+    stored = stored_recipe(source, model)
+    tables = [t.name for t in targets if t.table and t.name != head and t.name in stored.schemes]
+    if not tables:
+        return recipe
+    return replace(
+        recipe,
+        schemes={**recipe.schemes, **{name: stored.schemes[name] for name in tables}},
+        methods={name: stored.methods[name] for name in tables},
+    )

@@ -73,7 +73,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate, limits.block_size)
     if config.leave_states or config.head is not None or config.mtp:
         model = _with_states(config, model)
-    recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model)
+    recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model, source)
     if config.tensor_parallel != 1:
         if adapters is not None:
             raise CompileError("--lora-slots and --tensor-parallel do not go together yet: merge one with --merge-lora")

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from llmc.compiler.store import keys
 from llmc.compiler.targets.cpu.quant_packing import unpack_quantized
 from llmc.models import open_source
 from llmc.models.loader import load_parameters
+from llmc.quantize import QuantConfig
 from llmc.quantize.formats.affine import Affine
 from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.registry import format_of
@@ -163,6 +165,51 @@ def test_gated_delta_nets_on_the_reference_target(tmp_path: Path, kernel_cache: 
         check_every_bucket(artifact, tokens, reference_logits(values, tokens))
         weights = json.loads((tmp_path / "out" / "manifest.json").read_text())["weights"]
         assert "format" in weights["layers.0.attention.inputs.weight"]
+
+
+def gemma3n_file(folder: Path, **sizes: Any) -> tuple[Path, Path]:
+    """(a file in Q8_0, the checkpoint of its values). The table of per-layer inputs has rows of whole blocks."""
+    kind, told = told_fields("gemma3n_text", {**in_blocks("gemma3n_text"), **sizes})
+    model = make_tiny_model(folder / "m", kind, **{**told, "hidden_size_per_layer_input": 32})
+    metadata = {**TOLD["gemma3n_text"][1], "embedding_length_per_layer_input": 32}
+    path, values = folder / "m.gguf", folder / "values"
+    write_converted(model, path, open_source(model).config(), metadata, in_q8_0, dequantized=values)
+    return path, values
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tables_keep_their_numbers_where_layers_are_rounded(tied: bool, tmp_path: Path) -> None:
+    """No scheme rounds them; the per-layer inputs are most of a Gemma 3n. A tied embedding is the output projection."""
+    path, _ = gemma3n_file(tmp_path, tie_word_embeddings=tied)
+    quant = QuantConfig("w4a16", skip=("mlp.down",))
+    recipe = resolve(CompileConfig(model=path, output=tmp_path / "out", quant=quant)).recipe
+    kept = {"inputs.table.weight"} if tied else {"inputs.table.weight", "embed.weight"}
+    assert recipe.methods == dict.fromkeys(kept, "q8_0")
+    checkpoint = open_source(path)
+    parameters = {p.name: p for p in load_parameters(checkpoint.config(), checkpoint.checkpoint(), "f32")}
+    for name in kept:
+        stored = parameters[name].stored
+        assert stored is not None
+        assert recipe.schemes[name].weight == stored.format
+    assert recipe.schemes["layers.0.mlp.gate_up.weight"] == quant.layers
+    assert recipe.schemes["embed.weight" if tied else "lm_head.weight"] == quant.head
+    assert "layers.0.mlp.down.weight" not in recipe.schemes
+    # With --skip lm_head, a tied embedding has the type of the activations.
+    skipping = QuantConfig("w4a16", skip=("lm_head",))
+    skipped = resolve(CompileConfig(model=path, output=tmp_path / "out", quant=skipping)).recipe
+    assert ("embed.weight" in skipped.schemes) is not tied
+
+
+@pytest.mark.slow
+def test_a_table_with_its_numbers_beside_rounded_layers(tmp_path: Path, kernel_cache: Path) -> None:
+    path, values = gemma3n_file(tmp_path)
+    tokens = [int(t) for t in np.random.default_rng(5).integers(3, 500, 40)]
+    options: dict[str, Any] = {"buckets": LADDER, "dtype": "f32", "tokenizer": "none", "quant": QuantConfig("w8a16")}
+    with compile_tiny(path, tmp_path / "out", kernel_cache, **options) as artifact:
+        weights = json.loads((tmp_path / "out" / "manifest.json").read_text())["weights"]
+        methods = {name: weights[name]["method"] for name in ("inputs.table.weight", "layers.0.mlp.down.weight")}
+        assert methods == {"inputs.table.weight": "q8_0", "layers.0.mlp.down.weight": "rtn"}
+        check_every_bucket(artifact, tokens, reference_logits(values, tokens), bound=0.1)
 
 
 @pytest.mark.parametrize("family", [*(rare(one) for one in ENCODERS if one != "bert"), "bert"])
