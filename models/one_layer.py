@@ -10,13 +10,10 @@ from llmc.models.config import ModelConfig
 T = TypeVar("T")
 
 
-def last_attention(config: ModelConfig) -> int:
-    """The last layer with attention, and with nothing in its place or beside it."""
-    return max(
-        layer
-        for layer in range(config.num_layers)
-        if not config.has_state(layer) and layer not in config.mlp_only_layers
-    )
+def last_attention(config: ModelConfig) -> int | None:
+    """The last layer with attention, and with nothing in its place or beside it; None if no layer has it."""
+    layers = (i for i in range(config.num_layers) if not config.has_state(i) and i not in config.mlp_only_layers)
+    return max(layers, default=None)
 
 
 def one_layer(config: ModelConfig, number: int) -> ModelConfig:

@@ -27,27 +27,27 @@ class MtpSource(ModelSource):
         self._model = model
 
     @cached_property
-    def _layout(self) -> MtpLayout:
-        config = self._model.config()
-        found = self._model.mtp_layout()
-        if found is None or config.pooled is not None:
+    def _layer(self) -> tuple[MtpLayout, ModelConfig]:
+        """(names of the layer's tensors, the model with that layer alone): it is like the last one with attention."""
+        config, layout = self._model.config(), self._model.mtp_layout()
+        if config.pooled is not None:
             raise ModelError(
-                f"{self.path}: llmc knows no layer for multi-token prediction of {config.model_type} models that "
-                "write text; leave out --mtp, or give a smaller model as --draft"
-                if config.pooled is None
-                else f"{self.path} is compiled to give vectors, and --mtp is for models that write text; leave it out"
+                f"{self.path} is compiled to give vectors, and --mtp is for models that write text; leave it out"
             )
-        return found.of_model(config.num_layers)
-
-    @property
-    def _alone(self) -> ModelConfig:
-        """The model with one layer, which is like its last one with attention."""
-        model = self._model.config()
-        return one_layer(model, last_attention(model))
+        if layout is None:
+            raise ModelError(
+                f"{self.path}: llmc knows no layer for multi-token prediction of {config.model_type} models; leave out "
+                "--mtp, or give a smaller model as --draft"
+            )
+        number = last_attention(config)
+        if number is None:
+            raise ModelError(
+                f"{self.path} has no layer with attention, as its layer for multi-token prediction has; leave out --mtp"
+            )
+        return layout.of_model(config.num_layers), one_layer(config, number)
 
     def config(self) -> ModelConfig:
-        assert self._layout is not None  # refuses models without such a layer
-        return replace(self._alone, model_type=MTP.model_type, states="taken")
+        return replace(self._layer[1], model_type=MTP.model_type, states="taken")
 
     def ignored_config(self) -> tuple[str, ...]:
         return ()
@@ -57,7 +57,8 @@ class MtpSource(ModelSource):
         return self._model.is_quantized
 
     def checkpoint(self) -> Checkpoint:
-        return _MtpCheckpoint(self._model.mtp_checkpoint(), self._alone, self._layout)
+        layout, alone = self._layer
+        return _MtpCheckpoint(self._model.mtp_checkpoint(), alone, layout)
 
     def model_files(self) -> ModelFiles:
         return self._model.model_files()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.drafting_heads import compile_with_head
 from llmc.compiler.resolve import resolve
 from llmc.models.errors import ModelError
+from llmc.models.loader import check_checkpoint
 from llmc.runtime.binding import Artifact, Engine, Replayer
 
 from support.compiled import Pages, compile_tiny, replay
@@ -104,7 +104,7 @@ def test_models_without_such_a_layer(llama: tuple[Path, Artifact], tmp_path: Pat
         assert resolve(resolved).model is not None
         resolved.open_source().checkpoint()
 
-    with pytest.raises(ModelError, match=r"knows no layer for multi-token prediction of llama models.*leave out --mtp"):
+    with pytest.raises(ModelError, match=r"knows no layer for multi-token prediction of llama models; leave out --mtp"):
         refused(llama[0])
     family, fields = CASES["glm4_moe"]
     folder = make_tiny_model(tmp_path / "without", family, **fields)
@@ -118,9 +118,5 @@ def test_models_without_such_a_layer(llama: tuple[Path, Artifact], tmp_path: Pat
     del tensors["model.layers.3.hnorm.weight"]
     save_file(tensors, folder / "model.safetensors")
     source = CompileConfig(folder, tmp_path / "out", mtp=True).open_source()
-    from llmc.models.loader import check_checkpoint
-
     with pytest.raises(ModelError, match=r"lacks the tensor model\.layers\.3\.hnorm\.weight of shape \[60\]"):
         check_checkpoint(source.config(), source.checkpoint())
-    config = json.loads((folder / "config.json").read_text())
-    assert config["num_hidden_layers"] == 3
