@@ -54,7 +54,7 @@ class Replica:
         self._router_id = router_id
         self._on_room, self._on_change = on_room, on_change
         self._look = asyncio.Event()
-        self._late_since: float | None = None
+        self._silent_since: float | None = None
         self._ended = False
         if url is not None:
             self.move(url)
@@ -62,7 +62,7 @@ class Replica:
     def move(self, url: str) -> None:
         """Sets the address where it is or soon will be."""
         self.upstream = Upstream(url)
-        self.state, self._late_since, self._ended = "starting", None, False
+        self.state, self._silent_since, self._ended = "starting", None, False
         self.epoch += 1
         self._look.set()
 
@@ -166,11 +166,20 @@ class Replica:
             return
         except RouterExhausted:
             return  # nothing is known about the replica
-        except (ReplicaLost, ValueError, KeyError, TypeError) as error:
+        except ReplicaLost as error:
+            if epoch == self.epoch:
+                self._gone(str(error))
+            self._silent(timeout_s)
+            return
+        except (ValueError, KeyError, TypeError) as error:
+            self._silent_since = None
             if epoch == self.epoch:
                 self._gone(str(error))
             return
-        self._late_since = None
+        if status in (200, 503, hops.LOOP):
+            self._silent_since = None
+        else:  # another server may have its address now
+            self._silent(timeout_s)
         if epoch != self.epoch:  # it was lost or moved in the meantime: check again
             return
         if status == hops.LOOP:
@@ -206,11 +215,22 @@ class Replica:
         self.last_error = why
 
     def _late(self, timeout_s: float) -> None:
-        """Handles a missing answer: first it gets no new requests, then its requests move elsewhere."""
-        now = time.monotonic()
-        self._late_since = self._late_since or now
-        if self.state == "ready" or now - self._late_since >= timeout_s:
+        """Handles an answer that did not come in time."""
+        moved = self._silent(timeout_s)
+        if self.state == "ready" or moved:
             self._gone(f"no answer within {timeout_s:g} s")
             self.state = "lost"
-        if now - self._late_since >= timeout_s and self.upstream is not None:
-            self.upstream.abort_all()
+
+    def _silent(self, timeout_s: float) -> bool:
+        """Handles a check without an answer of the replica. When there was none for `timeout_s`, its requests move, and
+        True is returned.
+
+        Their connections may never end by themselves: a host without power says nothing.
+        """
+        now = time.monotonic()
+        self._silent_since = self._silent_since or now
+        if now - self._silent_since < timeout_s:
+            return False
+        if self.upstream is not None:
+            self.upstream.abort_silent(timeout_s)
+        return True

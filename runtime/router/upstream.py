@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import cast
@@ -44,6 +45,7 @@ class _Connection(asyncio.Protocol):
         self.complete = self.keeps_alive = False
         self.lost: str | None = None
         self.heard = False
+        self.heard_at = time.monotonic()  # or when the exchange began
         self._num_buffered = self._head_bytes = 0
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
@@ -56,6 +58,7 @@ class _Connection(asyncio.Protocol):
         self.status, self.headers, self._in_head, self._head_bytes = 0, [], True, 0
         self.on_interim = None
         self.complete = self.keeps_alive = self.heard = False
+        self.heard_at = time.monotonic()
         self._parser = httptools.HttpResponseParser(self)
 
     @property
@@ -86,7 +89,7 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass of it
 
     def data_received(self, data: bytes) -> None:
-        self.heard = True
+        self.heard, self.heard_at = True, time.monotonic()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -205,9 +208,14 @@ class Upstream:
 
     def abort_all(self) -> None:
         """Aborts all running exchanges, those that still connect too, and closes the kept connections."""
+        self.abort_silent(0)
+
+    def abort_silent(self, silent_s: float) -> None:
+        """As `abort_all`, but for exchanges in which the replica has said something within the last silent_s."""
         while self._connecting:
             self._connecting.pop().reschedule(asyncio.get_running_loop().time())
-        for connection in (*self._busy, *self._idle):
+        since = time.monotonic() - silent_s
+        for connection in (*(busy for busy in self._busy if busy.heard_at <= since), *self._idle):
             connection.abort()
         self._idle.clear()
 
