@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 from collections.abc import Iterator, Mapping
 from ctypes import byref, c_uint64, c_void_p
+from pathlib import Path
 
 from llmc.cache_root import cache_root
 from llmc.cuda_loader import cuda_library, nccl_library
@@ -158,6 +159,15 @@ def _of_rank(
     if numbers[0]:
         options["device"] = numbers[local_rank % len(numbers)]
     return {**options, "local_rank": local_rank}
+
+
+def is_other_rank(artifact: Path) -> bool:
+    """Whether mpirun started this process as another rank of the artifact than rank 0. Raises LlmcError."""
+    mpi = mpi_rank()
+    if mpi is None or mpi.rank == 0:
+        return False
+    with Artifact(artifact) as opened:
+        return opened.info.num_ranks > 1
 
 
 def _of_ranks(artifact: Artifact, given: Mapping[str, DeviceOption], wanted: str | None) -> Iterator[Device]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from llmc.regular_file import read_text
 from llmc.runtime.adapters.tensors import AdapterError
 from llmc.runtime.binding import GraphInfo
+from llmc.runtime.binding.devices import is_other_rank
 from llmc.runtime.launched_graphs import launched_graphs
 from llmc.runtime.misses.background import OnBucketNews
 from llmc.runtime.misses.options import MissOptions
@@ -45,7 +46,8 @@ class ServerError(RuntimeError):
 
 
 def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None) -> AsyncEngine:
-    """Opens the artifact with the engine options of `config`. Raises ServerError and the binding's errors."""
+    """Opens the artifact with the engine options of `config`. Raises ServerError and the binding's errors, and
+    SystemExit in a process that is another rank than 0, when its part is done."""
     template = None
     if config.chat_template is not None:
         try:
@@ -132,9 +134,10 @@ def serve(
 
     plan_warm_up: makes the plan from the artifact's graphs and the engine's thread count; None: all graphs, none
     measured. on_bucket_news: told the outcome for buckets that the miss policy `background` compiles. on_listening and
-    on_ready are called with the server's URL, on_stopping with the reason for the end. Raises ServerError, and the
-    binding's errors.
+    on_ready are called with the server's URL, on_stopping with the reason for the end. Raises what `open_engine` does.
     """
+    if is_other_rank(config.artifact):  # only rank 0 has an address
+        open_engine(config, on_bucket_news)
     listener, stack = listen(config.host, config.port), contextlib.ExitStack()
     try:
         host, port = listener.getsockname()[:2]

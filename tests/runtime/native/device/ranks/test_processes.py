@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -186,6 +187,17 @@ def test_a_server_ends_with_a_rank_that_is_killed(artifacts: dict[int, Path], mp
     assert answers[0][0] == 200
     assert answers[-1][0] != 200
     until(lambda: all(map(gone, ranks)))
+
+
+@each_mpi
+def test_rank_zero_alone_has_an_address(artifacts: dict[int, Path], mpi: Mpi) -> None:
+    """The ranks of a host cannot share a port, and those of other hosts do not have the address of rank 0."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ("--threads", "1", "--skip-warmup", "--port", str(port))
+    with serving(artifacts[2], *flags, launcher=(*mpi.launcher, "-n", "2")) as server:
+        assert server.port == port
+        assert server.ask("POST", "/v1/completions", {"prompt": "w5 w6", "max_tokens": 4}).status == 200
 
 
 def _rank_one(server: LiveServer, processes: list[int]) -> int:
