@@ -158,8 +158,11 @@ def nginx(tmp_path: Path) -> str:
 
 
 @contextmanager
-def served_by_nginx(program: str, folder: Path, upstream: str) -> Iterator[str]:
-    """The URL of an nginx with the deployed site, changed in its certificate, ports and folders alone."""
+def served_by_nginx(program: str, folder: Path, upstream: str, *, is_local: bool = True) -> Iterator[str]:
+    """The URL of an nginx with the deployed site, changed in its certificate, ports and folders alone.
+
+    is_local: whether clients here count as of this machine.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -167,6 +170,9 @@ def served_by_nginx(program: str, folder: Path, upstream: str) -> Iterator[str]:
     site = site.replace("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;").replace("listen [::]:443 ssl;", "")
     site = re.sub(r"ssl_certificate \S+;", f"ssl_certificate {folder}/certificate.pem;", site)
     site = re.sub(r"ssl_certificate_key \S+;", f"ssl_certificate_key {folder}/certificate.key;", site)
+    if not is_local:
+        assert "allow 127.0.0.1;" in site
+        site = site.replace("allow 127.0.0.1;", "")
     (folder / "site.conf").write_text(site)
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     folders = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
@@ -211,6 +217,18 @@ def test_a_stream_through_nginx(
             events += [line for line in lines if line]
         texts = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in events[:-1]]
         assert "".join(texts) == whole
+
+
+def test_metrics_are_for_the_machine_of_nginx(nginx: str, tmp_path: Path, english_artifact: Path) -> None:
+    with (
+        running_server(english_artifact) as running,
+        served_by_nginx(nginx, tmp_path, running.url.removeprefix("http://"), is_local=False) as url,
+        httpx.Client(base_url=url, verify=False, timeout=60, headers={"Host": "localhost"}) as client,
+    ):
+        until(lambda: _answers(client))
+        assert client.get("/v1/models").status_code == 200
+        for path in ("/metrics", "/metrics/", "/metrics%2f", "//metrics", "/metrics?a"):
+            assert client.get(url + path).status_code == 403, path
 
 
 def _answers(client: httpx.Client) -> bool:
