@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 import pytest
@@ -17,6 +20,14 @@ from support.paths import ROOT
 from support.server_harness import PATIENCE_S, running_server
 
 PROMPT = "It is a truth universally acknowledged, that"
+
+
+class Proxy(Protocol):
+    """Makes the command of a proxy, which has this name."""
+
+    __name__: str
+
+    def __call__(self, folder: Path, port: int, replicas: list[str]) -> list[str]: ...
 
 
 def free_port() -> int:
@@ -75,10 +86,77 @@ def running(command: list[str], url: str) -> Iterator[httpx.Client]:
         process.communicate()
 
 
-@pytest.mark.parametrize("proxy", [nginx, haproxy], ids=["nginx", "haproxy"])
-def test_a_lost_replica_is_not_seen(proxy, english_artifact: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    if shutil.which(proxy.__name__) is None:
-        pytest.skip(f"{proxy.__name__} is not installed")
+def installed(name: str) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+
+
+each_proxy = pytest.mark.parametrize("proxy", [nginx, haproxy], ids=["nginx", "haproxy"])
+
+
+@contextmanager
+def stub(name: str, full: threading.Event) -> Iterator[str]:
+    """The address of a replica that tells its name, or 429 while it is full."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status = 429 if full.is_set() and self.path != "/ready" else 200
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(name)))
+            self.end_headers()
+            self.wfile.write(name.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@each_proxy
+def test_full_replicas_say_so_and_are_asked_again(proxy: Proxy, tmp_path: Path) -> None:
+    """What they say is not an error of the proxy, which takes no replica out for it."""
+    installed(proxy.__name__)
+    port, full = free_port(), threading.Event()
+    with (
+        stub("a", full) as first,
+        stub("b", full) as second,
+        running(proxy(tmp_path, port, [first, second]), f"http://127.0.0.1:{port}") as client,
+    ):
+        full.set()
+        assert {client.get("/v1/models").status_code for _ in range(16)} == {429}
+        full.clear()
+        assert {client.get("/v1/models").status_code for _ in range(16)} == {200}
+        assert client.get("/metrics").status_code == client.get("/metrics/").status_code == 404
+
+
+def test_nginx_keeps_a_session_at_its_replica(tmp_path: Path) -> None:
+    installed("nginx")
+    port, full = free_port(), threading.Event()
+    with (
+        stub("a", full) as first,
+        stub("b", full) as second,
+        running(nginx(tmp_path, port, [first, second]), f"http://127.0.0.1:{port}") as client,
+    ):
+
+        def asked(session: str | None) -> str:
+            return client.get("/v1/models", headers={"X-Session": session} if session else {}).text
+
+        by_session = {session: {asked(session) for _ in range(8)} for session in map(str, range(16))}
+        assert all(len(replicas) == 1 for replicas in by_session.values())
+        assert set.union(*by_session.values()) == {"a", "b"}
+        assert {asked(None) for _ in range(64)} == {"a", "b"}
+
+
+@each_proxy
+def test_a_lost_replica_is_not_seen(proxy: Proxy, english_artifact: Path, tmp_path: Path) -> None:
+    installed(proxy.__name__)
     port = free_port()
     with ExitStack() as first_stack, running_server(english_artifact) as second:
         first = first_stack.enter_context(running_server(english_artifact))
