@@ -14,6 +14,16 @@ namespace {
 
 constexpr uint64_t kHugePage = 2u << 20;
 
+bool TooManyOpen(int error) { return error == EMFILE || error == ENFILE; }
+
+Status CannotOpen(const std::string& path, int error) {
+  const bool missing = error == ENOENT || error == ENOTDIR;
+  return Status::Error(missing ? LLMC_ERR_NOT_FOUND : LLMC_ERR_IO,
+                       "cannot open '" + path + "': " + std::strerror(error) +
+                           (TooManyOpen(error) ? "; raise the limit of open files (ulimit -n)"
+                                               : "; check the path and the permissions"));
+}
+
 }  // namespace
 
 MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
@@ -33,13 +43,7 @@ MappedFile::~MappedFile() {
 
 Status MappedFile::Open(const std::string& path, MappedFile* out) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: opening a FIFO must not block
-  if (fd < 0) {
-    const int error = errno;
-    const bool missing = error == ENOENT || error == ENOTDIR;
-    return Status::Error(
-        missing ? LLMC_ERR_NOT_FOUND : LLMC_ERR_IO,
-        "cannot open '" + path + "': " + std::strerror(error) + "; check the path and the permissions");
-  }
+  if (fd < 0) return CannotOpen(path, errno);
   MappedFile file;
   file.path_ = path;
   file.fd_ = fd;
@@ -76,6 +80,19 @@ Status MappedFile::Read(uint64_t offset, uint64_t bytes, unsigned char* out) con
     out += count;
   }
   return Status::Ok();
+}
+
+Status MappedFile::CheckLoadable() const {
+  const int fd = ::open(PathToOpen().c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return CannotOpen(path_, errno);
+  void* code = ::mmap(nullptr, size_, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
+  const int error = code == MAP_FAILED ? errno : 0;
+  if (error == 0) ::munmap(code, size_);
+  ::close(fd);
+  if (error == 0) return Status::Ok();
+  const std::string what = "cannot map '" + path_ + "' as code: " + std::strerror(error);
+  if (error == ENOMEM) return Status::Error(LLMC_ERR_OUT_OF_MEMORY, what + "; free memory, or raise the limit of it");
+  return Status::Error(LLMC_ERR_IO, what + "; move the artifact to a file system that is not mounted noexec");
 }
 
 // The file's own path where it still names the file: debuggers and profilers know it by that.

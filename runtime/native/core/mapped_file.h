@@ -27,6 +27,9 @@ class MappedFile {
   // mapping it is a signal. Any thread.
   Status Read(uint64_t offset, uint64_t bytes, unsigned char* out) const;
 
+  // Whether the system lets this process open the file once more and map it as code. The dynamic loader needs both, and
+  // its own words do not always tell which one failed.
+  Status CheckLoadable() const;
   // A path that opens this very file, even if another file has replaced it; valid as long as this object.
   std::string PathToOpen() const;
 

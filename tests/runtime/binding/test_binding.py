@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import resource
 import shutil
 import struct
 import subprocess
@@ -213,6 +214,34 @@ def test_code_of_another_architecture_is_not_called_damaged(
     said = rf"was compiled for {name} \(target x86-64-v3\) and this machine is x86-64; compile it for this machine"
     with Artifact(path) as artifact, pytest.raises(LlmcError, match=said):
         Replayer(artifact, 1)
+
+
+def test_code_that_the_system_does_not_run_is_not_called_damaged(artifact_path: Path, tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "tmpfs", tmp_path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        path = tmp_path / "artifact"
+        shutil.copytree(artifact_path, path)
+        said = r"cannot map '.*kernels.so' as code: Operation not permitted; move the artifact to .* not mounted noexec"
+        with Artifact(path) as artifact, pytest.raises(LlmcError, match=said):
+            Replayer(artifact, 1)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_limit_of_open_files_is_called_by_its_name(artifact_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said = r"cannot open '.*': Too many open files; raise the limit of open files \(ulimit -n\)"
+    with Artifact(artifact_path) as artifact:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+            with pytest.raises(LlmcError, match=said):
+                Replayer(artifact, 1)
+            with pytest.raises(LlmcError, match=said):
+                Artifact(artifact_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_engine_greedy(artifact_path: Path) -> None:

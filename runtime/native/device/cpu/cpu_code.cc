@@ -128,6 +128,7 @@ Status CpuCode::Load(const Artifact& artifact, std::shared_ptr<const CpuCode>* o
       return artifact.Corrupt(name, "it is not a complete shared object");
     }
     LLMC_RETURN_IF_ERROR(CheckMachine(artifact, file));
+    LLMC_RETURN_IF_ERROR(file.CheckLoadable());  // no other file would help, and glibc keeps what it had mapped by then
     void* library = ::dlopen(FreshSpelling(file.PathToOpen()).c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       const char* why = ::dlerror();
