@@ -12,7 +12,7 @@ extern "C" {
 llmc_status llmc_engine_load_adapter(llmc_engine* engine, const llmc_adapter_matrix* matrices, uint64_t count,
                                      uint64_t* id, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (id == nullptr) return llmc::NullArgument("id");
     std::vector<llmc::AdapterMatrix> all;
     if (count > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(matrices, "matrices[0]"));
@@ -29,7 +29,7 @@ llmc_status llmc_engine_load_adapter(llmc_engine* engine, const llmc_adapter_mat
 
 llmc_status llmc_engine_unload_adapter(llmc_engine* engine, uint64_t id, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return engine->engine->UnloadAdapter(id);
   });
 }

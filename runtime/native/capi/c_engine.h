@@ -3,6 +3,8 @@
 #include <functional>
 #include <memory>
 
+#include "core/c_struct.h"
+#include "core/made_here.h"
 #include "device/pool_kind.h"
 #include "device/simulated/simulated_device.h"
 #include "engine/engine.h"
@@ -10,9 +12,15 @@
 struct llmc_engine {
   std::unique_ptr<llmc::Engine> engine;
   llmc::SimulatedDevice* simulated = nullptr;  // the engine's device if it is simulated
+  llmc::MadeHere made;
 };
 
 namespace llmc {
+
+// Whether a caller may use the engine: it is none, or it is that of another process.
+inline Status CheckEngine(const llmc_engine* engine) {
+  return engine == nullptr ? NullArgument("engine") : engine->made.Check("engine");
+}
 
 // Makes a device with these pools, the dummies included.
 using MakeDevice = std::function<Status(const llmc_engine_options& options, const PoolCounts& counts,

@@ -173,11 +173,13 @@ llmc_status llmc_engine_create(const llmc_device* device, llmc_artifact* artifac
   });
 }
 
-void llmc_engine_destroy(llmc_engine* engine) { delete engine; }
+void llmc_engine_destroy(llmc_engine* engine) {
+  if (engine != nullptr && engine->made.here()) delete engine;
+}
 
 llmc_status llmc_engine_submit(llmc_engine* engine, const llmc_request* request, uint64_t* id, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (id == nullptr) return NullArgument("id");
     llmc_request r = DefaultRequest();
     LLMC_RETURN_IF_ERROR(llmc::ReadStruct(request, "request", &r));
@@ -190,7 +192,7 @@ llmc_status llmc_engine_submit(llmc_engine* engine, const llmc_request* request,
 
 llmc_status llmc_engine_cancel(llmc_engine* engine, uint64_t id, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return engine->engine->Cancel(id);
   });
 }
@@ -198,7 +200,7 @@ llmc_status llmc_engine_cancel(llmc_engine* engine, uint64_t id, llmc_error* err
 llmc_status llmc_engine_set_token_mask(llmc_engine* engine, uint64_t id, uint32_t output_index, const uint32_t* words,
                                        uint64_t num_words, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (words == nullptr) return NullArgument("words");
     return engine->engine->SetTokenMasks(id, output_index, words, num_words);
   });
@@ -208,7 +210,7 @@ llmc_status llmc_engine_set_token_masks(llmc_engine* engine, uint64_t id, uint32
                                         uint64_t num_words, const int32_t* guesses, uint64_t num_guesses,
                                         llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (words == nullptr) return NullArgument("words");
     if (guesses == nullptr && num_guesses > 0) return NullArgument("guesses");
     return engine->engine->SetTokenMasks(id, output_index, words, num_words, guesses, num_guesses);
@@ -218,7 +220,7 @@ llmc_status llmc_engine_set_token_masks(llmc_engine* engine, uint64_t id, uint32
 llmc_status llmc_engine_get_guesses(llmc_engine* engine, uint64_t id, uint32_t output_index, int32_t* tokens,
                                     uint64_t capacity, uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (tokens == nullptr && capacity > 0) return NullArgument("tokens");
     if (count == nullptr) return NullArgument("count");
     return engine->engine->GetGuesses(id, output_index, tokens, capacity, count);
@@ -227,7 +229,7 @@ llmc_status llmc_engine_get_guesses(llmc_engine* engine, uint64_t id, uint32_t o
 
 llmc_status llmc_engine_wait(llmc_engine* engine, uint64_t timeout_ns, uint32_t* ready, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (ready == nullptr) return NullArgument("ready");
     *ready = engine->engine->Wait(timeout_ns);
     return Status::Ok();
@@ -236,14 +238,14 @@ llmc_status llmc_engine_wait(llmc_engine* engine, uint64_t timeout_ns, uint32_t*
 
 llmc_status llmc_engine_check_device(llmc_engine* engine, uint64_t timeout_ns, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return engine->engine->CheckDevice(timeout_ns);
   });
 }
 
 llmc_status llmc_engine_step(llmc_engine* engine, uint32_t* progressed, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     bool any = false;
     LLMC_RETURN_IF_ERROR(engine->engine->Step(&any));
     if (progressed != nullptr) *progressed = any ? 1 : 0;
@@ -254,7 +256,7 @@ llmc_status llmc_engine_step(llmc_engine* engine, uint32_t* progressed, llmc_err
 llmc_status llmc_engine_poll(llmc_engine* engine, llmc_event* events, uint64_t capacity, uint64_t* count,
                              llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (count == nullptr) return NullArgument("count");
     if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(events, "events[0]"));
     *count = engine->engine->Poll(events, capacity);
@@ -264,7 +266,7 @@ llmc_status llmc_engine_poll(llmc_engine* engine, llmc_event* events, uint64_t c
 
 llmc_status llmc_engine_get_stats(const llmc_engine* engine, llmc_engine_stats* stats, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     LLMC_RETURN_IF_ERROR(llmc::CheckStruct(stats, "stats"));
     llmc::WriteStruct(engine->engine->Stats(), stats->struct_size, stats);
     return Status::Ok();
@@ -274,7 +276,7 @@ llmc_status llmc_engine_get_stats(const llmc_engine* engine, llmc_engine_stats* 
 llmc_status llmc_engine_get_device_stats(const llmc_engine* engine, llmc_device_stat* stats, uint64_t capacity,
                                          uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return llmc::GiveDeviceStats(engine->engine->DeviceStats(), stats, capacity, count);
   });
 }
@@ -282,7 +284,7 @@ llmc_status llmc_engine_get_device_stats(const llmc_engine* engine, llmc_device_
 llmc_status llmc_engine_get_graph_stats(const llmc_engine* engine, llmc_graph_stats* stats, uint64_t capacity,
                                         uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (count == nullptr) return NullArgument("count");
     const uint64_t num_graphs = engine->engine->num_graphs();
     if (capacity < num_graphs) {
@@ -299,7 +301,7 @@ llmc_status llmc_engine_get_graph_stats(const llmc_engine* engine, llmc_graph_st
 llmc_status llmc_engine_get_bucket_misses(const llmc_engine* engine, llmc_bucket_miss* misses, uint64_t capacity,
                                           uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (count == nullptr) return NullArgument("count");
     if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(misses, "misses[0]"));
     const std::vector<llmc_bucket_miss> all = engine->engine->BucketMisses();
@@ -313,7 +315,7 @@ llmc_status llmc_engine_get_bucket_misses(const llmc_engine* engine, llmc_bucket
 llmc_status llmc_engine_take_step_shapes(llmc_engine* engine, llmc_step_shape* shapes, uint64_t capacity,
                                          uint64_t* count, uint64_t* lost, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (count == nullptr) return NullArgument("count");
     if (capacity < LLMC_MAX_STEP_SHAPES) {
       return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) + " but up to " +
@@ -332,7 +334,7 @@ llmc_status llmc_engine_take_step_shapes(llmc_engine* engine, llmc_step_shape* s
 llmc_status llmc_engine_take_request_marks(llmc_engine* engine, llmc_request_mark* marks, uint64_t capacity,
                                            uint64_t* count, uint32_t* complete, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (count == nullptr) return NullArgument("count");
     if (capacity < LLMC_MAX_REQUEST_MARKS) {
       return Status::Error(LLMC_ERR_OUT_OF_RANGE, "capacity is " + std::to_string(capacity) + " but up to " +
@@ -351,7 +353,7 @@ llmc_status llmc_engine_take_request_marks(llmc_engine* engine, llmc_request_mar
 llmc_status llmc_engine_get_evictions(const llmc_engine* engine, llmc_eviction_count* counts, uint64_t capacity,
                                       uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (count == nullptr) return NullArgument("count");
     if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(counts, "counts[0]"));
     const std::vector<llmc_eviction_count> all = engine->engine->Evictions();
@@ -364,7 +366,7 @@ llmc_status llmc_engine_get_evictions(const llmc_engine* engine, llmc_eviction_c
 
 llmc_status llmc_engine_check_integrity(const llmc_engine* engine, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return engine->engine->CheckIntegrity();
   });
 }

@@ -9,13 +9,15 @@
 struct llmc_hand_over {
   llmc::Engine* engine;
   llmc::HandedText text;
+  llmc::MadeHere made;
 };
 
 namespace {
 
 // What nearly all calls need.
-llmc::Status CheckArguments(const void* hand_over, const void* bytes, uint64_t num_bytes) {
+llmc::Status CheckArguments(const llmc_hand_over* hand_over, const void* bytes, uint64_t num_bytes) {
   if (hand_over == nullptr) return llmc::NullArgument("hand_over");
+  LLMC_RETURN_IF_ERROR(hand_over->made.Check("hand_over"));
   if (bytes == nullptr && num_bytes > 0) return llmc::NullArgument("data");
   return llmc::Status::Ok();
 }
@@ -27,12 +29,12 @@ extern "C" {
 llmc_status llmc_hand_over_create(llmc_engine* engine, const int32_t* token_ids, uint64_t num_tokens,
                                   llmc_hand_over** out, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (token_ids == nullptr && num_tokens > 0) return llmc::NullArgument("token_ids");
     if (out == nullptr) return llmc::NullArgument("out");
     LLMC_RETURN_IF_ERROR(engine->engine->CheckHandOver());
     std::vector<int32_t> tokens(token_ids, token_ids + num_tokens);
-    *out = new llmc_hand_over{engine->engine.get(), {std::move(tokens), {}}};
+    *out = new llmc_hand_over{engine->engine.get(), {std::move(tokens), {}}, {}};
     return llmc::Status::Ok();
   });
 }

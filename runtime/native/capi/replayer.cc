@@ -10,6 +10,7 @@
 #include "capi/device_stats.h"
 #include "core/c_struct.h"
 #include "core/error.h"
+#include "core/made_here.h"
 #include "device/command_runner.h"
 #include "device/replay_profile.h"
 
@@ -17,6 +18,7 @@ struct llmc_replayer {
   std::unique_ptr<llmc::Device> device;
   llmc::StepBatch step;  // reused by all steps
   bool begun = false;    // a step is being run command by command
+  llmc::MadeHere made;
 };
 
 namespace {
@@ -72,6 +74,10 @@ uint32_t NumStates(const llmc::ModelShape& model, uint32_t chosen) {
   return most + 1;
 }
 
+Status CheckReplayer(const llmc_replayer* replayer) {
+  return replayer == nullptr ? NullArgument("replayer") : replayer->made.Check("replayer");
+}
+
 Status NotBegun() {
   return Status::Error(LLMC_ERR_INVALID_ARGUMENT, "No step was begun; call llmc_replayer_begin first.");
 }
@@ -116,11 +122,13 @@ llmc_status llmc_replayer_create(const llmc_device* device, llmc_artifact* artif
   });
 }
 
-void llmc_replayer_destroy(llmc_replayer* replayer) { delete replayer; }
+void llmc_replayer_destroy(llmc_replayer* replayer) {
+  if (replayer != nullptr && replayer->made.here()) delete replayer;
+}
 
 llmc_status llmc_replayer_copy_state(llmc_replayer* replayer, uint32_t from, uint32_t to, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(CheckReplayer(replayer));
     LLMC_RETURN_IF_ERROR(replayer->device->CopyState(from, to));
     return replayer->device->AwaitCopies();
   });
@@ -129,7 +137,7 @@ llmc_status llmc_replayer_copy_state(llmc_replayer* replayer, uint32_t from, uin
 llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llmc_batch* batch, float* logits,
                               uint64_t capacity, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(CheckReplayer(replayer));
     LLMC_RETURN_IF_ERROR(ReadBatch(graph, batch, replayer));
     replayer->begun = false;
     llmc::Device& device = *replayer->device;
@@ -151,7 +159,7 @@ llmc_status llmc_replayer_run(llmc_replayer* replayer, uint32_t graph, const llm
 
 llmc_status llmc_replayer_begin(llmc_replayer* replayer, uint32_t graph, const llmc_batch* batch, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(CheckReplayer(replayer));
     LLMC_RETURN_IF_ERROR(ReadBatch(graph, batch, replayer));
     replayer->begun = false;
     llmc::CommandRunner* runner = replayer->device->command_runner();
@@ -167,7 +175,7 @@ llmc_status llmc_replayer_begin(llmc_replayer* replayer, uint32_t graph, const l
 
 llmc_status llmc_replayer_run_command(llmc_replayer* replayer, uint32_t command, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(CheckReplayer(replayer));
     if (!replayer->begun) return NotBegun();
     return replayer->device->command_runner()->RunCommand(command);
   });
@@ -176,7 +184,7 @@ llmc_status llmc_replayer_run_command(llmc_replayer* replayer, uint32_t command,
 llmc_status llmc_replayer_read_operand(llmc_replayer* replayer, uint32_t command, uint32_t operand, void* out,
                                        uint64_t bytes, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(CheckReplayer(replayer));
     if (!out && bytes) return NullArgument("out");
     if (!replayer->begun) return NotBegun();
     return replayer->device->command_runner()->ReadOperand(command, operand, bytes, out);
@@ -185,7 +193,7 @@ llmc_status llmc_replayer_read_operand(llmc_replayer* replayer, uint32_t command
 
 llmc_status llmc_replayer_set_profiling(llmc_replayer* replayer, uint32_t on, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(CheckReplayer(replayer));
     llmc::ReplayProfile* profile = nullptr;
     LLMC_RETURN_IF_ERROR(ProfileOf(replayer, &profile));
     profile->SetProfiling(on != 0);
@@ -195,7 +203,7 @@ llmc_status llmc_replayer_set_profiling(llmc_replayer* replayer, uint32_t on, ll
 
 llmc_status llmc_replayer_get_stats(const llmc_replayer* replayer, llmc_replay_stats* stats, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(CheckReplayer(replayer));
     LLMC_RETURN_IF_ERROR(CheckStruct(stats, "stats"));
     llmc::ReplayProfile* profile = nullptr;
     LLMC_RETURN_IF_ERROR(ProfileOf(replayer, &profile));
@@ -215,7 +223,7 @@ llmc_status llmc_replayer_get_stats(const llmc_replayer* replayer, llmc_replay_s
 llmc_status llmc_replayer_get_device_stats(const llmc_replayer* replayer, llmc_device_stat* stats, uint64_t capacity,
                                            uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(CheckReplayer(replayer));
     std::vector<llmc::DeviceStat> all;
     replayer->device->GetStats(&all);
     return llmc::GiveDeviceStats(all, stats, capacity, count);
@@ -226,7 +234,7 @@ llmc_status llmc_replayer_get_command_times(const llmc_replayer* replayer, uint3
                                             uint64_t* end_ns, uint64_t* leave_ns, uint64_t capacity, uint64_t* count,
                                             llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (!replayer) return NullArgument("replayer");
+    LLMC_RETURN_IF_ERROR(CheckReplayer(replayer));
     if (!count) return NullArgument("count");
     if (capacity && (!start_ns || !end_ns || !leave_ns)) return NullArgument("start_ns, end_ns or leave_ns");
     llmc::ReplayProfile* profile = nullptr;

@@ -142,7 +142,7 @@ llmc_status llmc_engine_create_simulated(const llmc_sim_model* model, const llmc
 llmc_status llmc_engine_simulate(llmc_engine* engine, const llmc_sim_trace* trace, uint64_t* first_token_ns,
                                  uint64_t* last_token_ns, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (first_token_ns == nullptr || last_token_ns == nullptr) return NullArgument("first_token_ns or last_token_ns");
     if (engine->simulated == nullptr) {
       return Refused("The engine is not simulated; make it with llmc_engine_create_simulated.");
@@ -157,7 +157,7 @@ llmc_status llmc_engine_simulate(llmc_engine* engine, const llmc_sim_trace* trac
 llmc_status llmc_engine_get_simulated_loads(const llmc_engine* engine, llmc_sim_load* loads, uint64_t capacity,
                                             uint64_t* count, llmc_error* error) {
   return llmc::Guard(error, [&]() -> Status {
-    if (engine == nullptr) return NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (count == nullptr) return NullArgument("count");
     if (capacity > 0) LLMC_RETURN_IF_ERROR(llmc::CheckStruct(loads, "loads[0]"));
     if (engine->simulated == nullptr) {

@@ -8,7 +8,7 @@ extern "C" {
 
 llmc_status llmc_engine_warm_graph(llmc_engine* engine, uint32_t graph, uint64_t* ns, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return engine->engine->WarmGraph(graph, {}, ns);
   });
 }
@@ -16,7 +16,7 @@ llmc_status llmc_engine_warm_graph(llmc_engine* engine, uint32_t graph, uint64_t
 llmc_status llmc_engine_warm_load(llmc_engine* engine, uint32_t graph, const llmc_warm_load* load, uint64_t* ns,
                                   llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     llmc_warm_load l{};
     LLMC_RETURN_IF_ERROR(llmc::ReadStruct(load, "load", &l));
     return engine->engine->WarmGraph(graph, {l.num_seqs, l.tokens_each, l.context}, ns);
@@ -25,35 +25,35 @@ llmc_status llmc_engine_warm_load(llmc_engine* engine, uint32_t graph, const llm
 
 llmc_status llmc_engine_walk_graph(llmc_engine* engine, uint32_t graph, uint64_t* ns, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return engine->engine->WalkGraph(graph, ns);
   });
 }
 
 llmc_status llmc_engine_warm_draft(llmc_engine* engine, uint64_t* ns, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return engine->engine->WarmDraft(ns);
   });
 }
 
 llmc_status llmc_engine_enable_graph(llmc_engine* engine, uint32_t graph, uint32_t on, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return engine->engine->EnableGraph(graph, on != 0);
   });
 }
 
 llmc_status llmc_engine_release_graph(llmc_engine* engine, uint32_t graph, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     return engine->engine->ReleaseGraph(graph);
   });
 }
 
 llmc_status llmc_engine_add_graphs(llmc_engine* engine, const llmc_artifact* artifact, llmc_error* error) {
   return llmc::Guard(error, [&]() -> llmc::Status {
-    if (engine == nullptr) return llmc::NullArgument("engine");
+    LLMC_RETURN_IF_ERROR(llmc::CheckEngine(engine));
     if (artifact == nullptr) return llmc::NullArgument("artifact");
     return engine->engine->AddGraphs(artifact->artifact);
   });

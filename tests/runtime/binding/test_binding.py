@@ -260,6 +260,44 @@ def test_engine_greedy(artifact_path: Path) -> None:
             engine.submit([])
 
 
+FORKED = """
+import os, sys
+from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
+artifact = Artifact(sys.argv[1])
+engine, replayer = Engine(artifact, num_threads=2, num_blocks=8), Replayer(artifact, 2)
+def ask(made):
+    made.submit([1, 2, 3], temperature=0.0, max_tokens=1)
+    while made.step():
+        pass
+    return len(made.poll())
+ask(engine)
+child = os.fork()
+if child == 0:
+    for what in (lambda: ask(engine), lambda: engine.stats, lambda: engine.warm_graph(0), lambda: replayer.stats):
+        try:
+            print("no error", what())
+        except LlmcError as error:
+            print(error)
+    engine.close()
+    replayer.close()
+    print(ask(Engine(artifact, num_threads=2, num_blocks=8)), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(ask(engine))
+"""
+
+
+def test_a_fork_is_refused_its_parents_engine(artifact_path: Path) -> None:
+    """It lacks the threads for which it would wait."""
+    command = [sys.executable, "-P", "-c", FORKED, str(artifact_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    *errors, childs_own, parents = done.stdout.splitlines()
+    said = r"Process (\d+) made the {0}, and its fork (?!\1)\d+ has none of the threads; make the {0} in the process .*"
+    for error, name in zip(errors, ("engine", "engine", "engine", "replayer"), strict=True):
+        assert re.fullmatch(said.format(name), error), error
+    assert childs_own == parents != "0"
+
+
 def test_misses_are_listed_by_shape(artifact_path: Path) -> None:
     """There is no decode graph, so every token but the first misses."""
     with Artifact(artifact_path) as artifact, Engine(artifact, num_threads=1, num_blocks=8) as engine:

@@ -6,6 +6,8 @@
  *   struct_size and the defaults, and writes nothing beyond that size.
  * - Ids are uint64_t and never reused.
  * - No exception, abort or stdio crosses this boundary.
+ * - A process made by fork cannot use the engines, replayers and hand-overs of its parent, since it lacks their threads.
+ *   Functions fail there with LLMC_ERR_INVALID_ARGUMENT, and destroying does nothing. It may make objects of its own.
  * - Unless stated otherwise, any thread may call a function, but calls on one object must not overlap. On failure outputs
  *   are unchanged. */
 #ifndef LLMC_LLMC_H_
