@@ -23,7 +23,8 @@ from typing import Any
 import httpx
 
 from bench.route_chaos import replicas_of, routed
-from llmc.runtime.loadgen.http import Address, HttpClient
+from llmc.runtime.address import Address
+from llmc.runtime.loadgen.http import HttpClient
 
 _PATH = "/v1/completions"
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from llmc.runtime.address import Address
 from llmc.runtime.binding import Artifact, Engine
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.drive import drive
-from llmc.runtime.loadgen.http import Address, HttpClient
+from llmc.runtime.loadgen.http import HttpClient
 from llmc.runtime.loadgen.load import LoadConfig, run_load
 from llmc.runtime.loadgen.measure import Report, report
 from llmc.runtime.loadgen.workload import Lengths, RandomTokens

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from llmc.cli.render.bench import print_report, write_result
 from llmc.output_path import check_outputs
+from llmc.runtime.address import Address
 from llmc.runtime.loadgen.answer import Outcome
 from llmc.runtime.loadgen.arrivals import arrivals
 from llmc.runtime.loadgen.buckets import BucketUse, of_server, used_between
 from llmc.runtime.loadgen.dataset import Source, read_dataset
 from llmc.runtime.loadgen.error import BenchError
-from llmc.runtime.loadgen.http import Address, HttpClient
+from llmc.runtime.loadgen.http import HttpClient
 from llmc.runtime.loadgen.load import LoadConfig, ServerFacts, ask_once, run_load, server_facts
 from llmc.runtime.loadgen.measure import GOODPUT_METRICS, report
 from llmc.runtime.loadgen.workload import FIRST_ID, GivenPrompts, Lengths, RandomTokens, Workload

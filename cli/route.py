@@ -102,7 +102,8 @@ def route_command(
     """Checks the flags and routes until a signal."""
     import logging
 
-    from llmc.runtime.loadgen.http import Address, UrlError
+    from llmc.runtime.address import UrlError
+    from llmc.runtime.router.fleet import Fleet
     from llmc.runtime.router.run import route
     from llmc.runtime.router.served_process import SERVE, without_access_log
 
@@ -120,11 +121,10 @@ def route_command(
         raise typer.BadParameter("no replica: give --replica URL, or --spawn N ARTIFACT", param_hint="--replica")
     flags = [*words_of(serve_flags)]
     try:
-        for url in replica:
-            Address.parse(url)
+        names = [Fleet.name_of(url) for url in replica]
     except UrlError as error:
-        raise typer.BadParameter(str(error)) from error
-    doubled = next((url for index, url in enumerate(replica) if url in replica[:index]), None)
+        raise typer.BadParameter(str(error), param_hint="--replica") from error
+    doubled = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if doubled is not None:
         raise typer.BadParameter(f"{doubled} is given twice: give each replica once", param_hint="--replica")
     for artifact in artifacts:

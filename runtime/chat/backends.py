@@ -8,8 +8,8 @@ import json
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlsplit
 
+from llmc.runtime.address import Address, UrlError
 from llmc.runtime.chat.context import Fit, fit, leave_out
 from llmc.runtime.chat.session import ChatError, Piece, Reply, Session
 
@@ -147,21 +147,17 @@ class ServerBackend:
     """
 
     def __init__(self, url: str, *, model: str | None, api_key: str | None, timeout_s: float) -> None:
-        parts = urlsplit(url)
         try:
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise ChatError(f"URL {url!r} is not valid: {error}; write http://HOST:PORT") from error
-        if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-            raise ChatError(f"URL {url!r} cannot be used: write http://HOST:PORT or https://HOST/v1")
-        path = parts.path.rstrip("/")
-        self._root = path.removesuffix("/v1")
-        self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._host, self._port, self._timeout_s = host, port, timeout_s
+            address = Address.parse(url)
+        except UrlError as error:
+            raise ChatError(str(error)) from error
+        self._root = address.prefix
+        self._connect = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
+        self._host, self._port, self._timeout_s = address.host, address.port, timeout_s
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self.url = f"{parts.scheme}://{parts.netloc}"
+        self.url = address.origin
         self.name = model or ""
         self._counts = True  # until the server turns out to lack /tokenize
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import ssl
 import time
 from dataclasses import dataclass, field
 from typing import cast
-from urllib.parse import urlsplit
+
+from llmc.runtime.address import Address
 
 _MAX_HEAD = 64 << 10
 Piece = tuple[int, bytes]
 """(time.monotonic_ns() of its arrival, bytes of the body without transfer coding)"""
-
-
-class UrlError(ValueError):
-    """An unusable server address."""
 
 
 class HttpError(Exception):
@@ -47,37 +43,6 @@ class Reply:
         return b"".join(piece for _, piece in self.pieces)
 
 
-@dataclass(frozen=True)
-class Address:
-    """A server's address. prefix: path in front of every request path, without a trailing slash."""
-
-    host: str
-    port: int
-    tls: bool
-    prefix: str
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this host can be meant."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """Parses http://host[:port][/prefix], or https; a trailing /v1 is dropped. Raises UrlError."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.username:
-            raise UrlError(f"{url!r} is not the address of a server: write http://HOST:PORT")
-        tls = parts.scheme == "https"
-        return cls(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
-
-
 class HttpClient:
     """Keeps connections alive, one per concurrent request; close it at the end.
 
@@ -89,8 +54,7 @@ class HttpClient:
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context() if address.tls else None
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        lines = {"Host": f"{host}:{address.port}", "Accept": "*/*", **(headers or {})}
+        lines = {"Host": address.authority, "Accept": "*/*", **(headers or {})}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
 
     async def request(self, method: str, path: str, body: bytes | None = None, *, leave_after: int = 0) -> Reply:

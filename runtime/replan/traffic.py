@@ -15,6 +15,7 @@ from llmc.buckets.replanning.costs import StepTimes, learn
 from llmc.buckets.replanning.proposal import Ladder, planned_uses
 from llmc.buckets.replanning.shapes import Limits, ShapeUse, StepShape
 from llmc.regular_file import JsonError, parse_json
+from llmc.runtime.address import Address, UrlError
 from llmc.runtime.binding import Artifact
 from llmc.runtime.replan.steps import LadderFacts
 from llmc.runtime.simulation.engine import SimulatedLoad
@@ -39,9 +40,11 @@ class Traffic:
 def of_server(url: str, api_key: str | None = None) -> Traffic:
     """Queries a server that watches its steps. Raises BucketError if it does not answer, does not watch, or is not a
     server of llmc."""
-    address = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    if not address.startswith(("http://", "https://")):
-        raise BucketError(f"{shown(url)} is not an address of a server: give one as http://127.0.0.1:8000")
+    try:
+        parsed = Address.parse(url)
+    except UrlError as error:
+        raise BucketError(str(error)) from error
+    address = parsed.origin + parsed.prefix
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     request = urllib.request.Request(f"{address}{PATH}?steps=true", headers=headers)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from llmc.runtime.loadgen.http import UrlError
+from llmc.runtime.address import UrlError
 from llmc.runtime.server.api_keys import KnownKeys
 from llmc.runtime.server.errors import ApiError, draining, no_valid_key
 from llmc.runtime.server.http_protocol import arrived_late
@@ -224,7 +224,7 @@ class RouterApp:
         if url is None:
             raise ApiError('give the address of a replica: {"url": "http://HOST:PORT"}', param="url")
         try:
-            name = url.split("://", 1)[-1].rstrip("/")
+            name = self._fleet.name_of(url)
             if name in self._fleet.replicas:
                 raise ApiError(f"{name} is already a replica: give another url", status=409, param="url")
             return 201, self._fleet.add(name, url).to_json()

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from llmc.runtime.address import Address
 from llmc.runtime.server.errors import ApiError
 
 from .config import RouterConfig
@@ -48,6 +49,12 @@ class Fleet:
         watch = replica.watch(self.config.health_interval_s, self.config.health_timeout_s)
         self._watches[name] = asyncio.create_task(watch)
         return replica
+
+    @staticmethod
+    def name_of(url: str) -> str:
+        """The name of a replica at an address, however that is written. Raises UrlError."""
+        address = Address.parse(url)
+        return address.authority + address.prefix
 
     async def remove(self, name: str) -> None:
         """Removes a replica that has no requests left."""

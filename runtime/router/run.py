@@ -66,7 +66,7 @@ async def _main(
     fleet, metrics = Fleet(config), RouterMetrics()
     spawner = Spawner(fleet, say)
     for one in config.replicas:
-        fleet.add(one.split("://", 1)[-1].rstrip("/"), one)
+        fleet.add(fleet.name_of(one), one)
     for plan in config.spawn:
         spawner.start(plan)
     app = RouterApp(config, fleet, metrics, spawner.update if config.spawn else None)

@@ -12,7 +12,7 @@ from typing import cast
 
 import httptools
 
-from llmc.runtime.loadgen.http import Address
+from llmc.runtime.address import Address
 
 from .exhausted import EXHAUSTION, RouterExhausted, why_exhausted
 
@@ -179,10 +179,9 @@ class Upstream:
 
     def __init__(self, url: str) -> None:
         self.address = Address.parse(url)
-        host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
-        self.name = f"{host}:{self.address.port}"
+        self.name = self.address.authority
         self.url = url
-        self.base = f"{'https' if self.address.tls else 'http'}://{self.name}{self.address.prefix}"
+        self.base = self.address.origin + self.address.prefix
         self._tls = ssl.create_default_context() if self.address.tls else None
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()

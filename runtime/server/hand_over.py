@@ -27,9 +27,9 @@ import numpy.typing as npt
 from fastapi import Request
 
 from llmc.manifest import read_manifest
+from llmc.runtime.address import UrlError
 from llmc.runtime.binding import LlmcError
 from llmc.runtime.binding.hand_over import HandedText, blocks_of_part, least_part_bytes
-from llmc.runtime.loadgen.http import UrlError
 from llmc.runtime.router.upstream import Answer, ReplicaLost, Upstream
 
 from .async_engine import AsyncEngine

@@ -102,7 +102,7 @@ def test_what_is_no_such_server(status: int, content: bytes, message: str, capsy
         ([], 2, "give --url URL, or ARTIFACT and --trace FILE"),
         (["--trace", "t"], 2, "give --url URL"),
         (["a", "--url", "http://x"], 2, "give --url URL"),
-        (["--url", "ftp://x"], 1, "is not an address of a server"),
+        (["--url", "ftp://x"], 1, "is not the address of a server"),
         (["--url", "http://127.0.0.1:9"], 1, "does not answer"),
     ],
 )

@@ -80,9 +80,9 @@ def test_the_key_reaches_the_server(server: ScriptedServer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        (["ftp://x"], 1, "URL 'ftp://x' cannot be used: write http://HOST:PORT or https://HOST/v1"),
-        (["http://user:pass@x"], 1, "cannot be used: write http://HOST:PORT or https://HOST/v1"),
-        (["http://x:port"], 1, "URL 'http://x:port' is not valid"),
+        (["ftp://x"], 1, "'ftp://x' is not the address of a server: write http://HOST:PORT"),
+        (["http://user:pass@x"], 1, "is not the address of a server: write http://HOST:PORT"),
+        (["http://x:port"], 1, "'http://x:port' is not the address of a server"),
         (["http://127.0.0.1:9", "--model", "m"], 1, "connection refused: start llmc serve there"),
         (["/nowhere"], 1, "/nowhere does not exist"),
         (["/nowhere", "--model", "m"], 2, "--model belongs to a server's URL"),

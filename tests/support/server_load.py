@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmc.runtime.address import Address
 from llmc.runtime.loadgen.answer import read_answer
-from llmc.runtime.loadgen.http import Address, HttpClient, HttpError
+from llmc.runtime.loadgen.http import HttpClient, HttpError
 
 PATIENCE_S = 300.0
 NUM_SPECS = 60

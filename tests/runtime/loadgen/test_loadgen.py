@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.runtime.address import Address
 from llmc.runtime.loadgen.answer import Outcome, read_answer
 from llmc.runtime.loadgen.arrivals import arrivals
-from llmc.runtime.loadgen.http import Address, HttpClient, HttpError, Reply, UrlError
+from llmc.runtime.loadgen.http import HttpClient, HttpError, Reply
 from llmc.runtime.loadgen.load import LoadConfig, ServerError, run_load, server_facts
 from llmc.runtime.loadgen.measure import Spread, peak_concurrency, report
 from llmc.runtime.loadgen.sse import TornStream, events
@@ -157,17 +158,6 @@ def test_an_idle_connection_that_the_server_closed_is_replaced() -> None:
 
         assert with_client(stub.url, twice) == [200, 200]
         assert stub.num_connections == 2
-
-
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://h/?q=1"])
-def test_wrong_addresses(url: str) -> None:
-    with pytest.raises(UrlError, match="not the address"):
-        Address.parse(url)
-
-
-def test_addresses() -> None:
-    assert Address.parse("localhost:80") == Address("localhost", 80, False, "")
-    assert Address.parse("https://h/api/v1/") == Address("h", 443, True, "/api")
 
 
 def test_facts_and_key() -> None:
