@@ -204,7 +204,8 @@ def write_text(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_replaced(path, text)
     except OSError as error:
-        raise CostTableError(f"cannot write cost table {path}: {error.strerror or error}") from error
+        why = f"cannot write cost table {path}: {error.strerror or error}"
+        raise CostTableError(f"{why}; free some space, or set LLMC_CACHE_DIR to a writable directory") from error
 
 
 def read_json(path: Path) -> Any:

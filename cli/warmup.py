@@ -74,7 +74,13 @@ def warmup_command(
 
     folder = None if cache_dir is None else cache_dir / "costs"
     options = WarmOptions(
-        trace=trace, strategy=order, again=again, measure_s=seconds, cost_folder=folder, replay_s=warmup_seconds
+        trace=trace,
+        strategy=order,
+        again=again,
+        measure_s=seconds,
+        cost_folder=folder,
+        replay_s=warmup_seconds,
+        must_keep=True,
     )
     artifact_path = given_artifact(model) or compile_aside(model)
     planner = WarmUpPlanner(artifact_path, options)
@@ -97,8 +103,7 @@ def warmup_command(
         if plan.measure:
             planner.take_overhead(*measure_overhead(engine, info.max_num_seqs))
     recorder = planner.flush()
-    if recorder is None:
-        raise typer.Exit(1)
+    assert recorder is not None
     for warning in table_warnings(recorder.table):
         say(f"warning: {warning}")
     report(recorder.table, recorder.path, warming, len(plan.measure), as_json=as_json)

@@ -36,7 +36,7 @@ class WarmOptions:
     """trace: traffic that orders the graphs. ready_after: all or hot. measure: measure costs that are unknown or
     untrusted; None: only if that takes at most MEASURE_WITHIN_S on an idle machine. again: also measure known costs.
     measure_s: approximate seconds to measure one load. replay_s: approximate seconds of replays; the rest is walked
-    through. skip: no warm-up. budget: None for no budget."""
+    through. skip: no warm-up. budget: None for no budget. must_keep: it is an error if costs cannot be kept."""
 
     trace: Path | None = None
     strategy: str = "auto"
@@ -48,6 +48,7 @@ class WarmOptions:
     replay_s: float = REPLAY_S
     skip: bool = False
     budget: BudgetOptions | None = None
+    must_keep: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -144,7 +145,11 @@ class WarmUpPlanner:
             try:
                 self._recorder = CostRecorder(self._artifact, cost_folder(options.cost_folder), graphs, num_threads)
                 measure = frozenset(order) if options.again else self._recorder.unknown()
+                if options.must_keep:
+                    self._recorder.check_writable()
             except BucketError as error:
+                if options.must_keep:
+                    raise
                 say(f"warning: costs are not measured: {error}")
         if options.skip:
             say("the warm-up is skipped: the first requests pay for what graphs touch first")
@@ -185,11 +190,13 @@ class WarmUpPlanner:
         return self._recorder
 
     def _keep(self, write: Callable[[CostRecorder], None]) -> None:
-        """Failure to write a table must not stop the server."""
+        """Failure to write a table must not stop a server."""
         assert self._recorder is not None
         try:
             write(self._recorder)
         except BucketError as error:
+            if self._options.must_keep:
+                raise
             self._recorder = None
             say(f"warning: costs are not kept: {error}")
 

@@ -3,6 +3,7 @@ measures."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -91,6 +92,12 @@ class CostRecorder:
         buckets grow."""
         known = self.table.buckets - {cost.bucket for cost in doubtful(self.table)}
         return frozenset(i for i, graph in enumerate(self._graphs) if bucket_of(graph) not in known)
+
+    def check_writable(self) -> None:
+        """Writes a table beside its own and removes it, before anything is measured in vain."""
+        beside = self.path.with_suffix(f".{os.getpid()}")
+        self.table.write(beside)
+        beside.unlink(missing_ok=True)
 
     def take(self, step: WarmStep) -> None:
         """Records the measurements of a warm-up step."""

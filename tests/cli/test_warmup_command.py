@@ -112,6 +112,17 @@ def test_it_replays_and_measures_every_graph(
     assert len([line for line in captured.err.splitlines() if line.startswith("[warm-up]")]) == len(graphs)
 
 
+def test_costs_that_cannot_be_kept_are_not_measured(
+    tiny_artifact: TinyArtifact, tmp_path: Path, replays: list[tuple[int, Load]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "costs").write_text("no folder")
+    assert main(["warmup", str(tiny_artifact.artifact), "--threads", "1", "--cache-dir", str(tmp_path)]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"llmc: error: cannot write cost table {tmp_path}/costs/"), last
+    assert last.endswith("; free some space, or set LLMC_CACHE_DIR to a writable directory")
+    assert replays == []
+
+
 def test_what_is_known_is_not_measured_again(
     tiny_artifact: TinyArtifact, cache: Path, replays: list[tuple[int, Load]], capsys: pytest.CaptureFixture[str]
 ) -> None:
