@@ -17,6 +17,7 @@ from typing import Any, TextIO
 _OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
 _CONTROLS = re.compile(f"[{_OBEYED}]")
 _UNPRINTABLE = re.compile(f"[{_OBEYED}\ud800-\udfff]")
+_REFUSE = ("strict", "surrogateescape")  # how streams of other encodings treat characters that these lack
 
 
 def escaped(text: str) -> str:
@@ -91,7 +92,9 @@ def usable_streams() -> Iterator[None]:
                 # Without stderr, its lines would go to stdout.
                 setattr(sys, name, stack.enter_context(open(os.devnull, "w", encoding="utf-8")))
                 stack.callback(setattr, sys, name, None)
-            elif isinstance(stream, TextIOWrapper) and stream.errors == "strict" and not _takes_all(stream.encoding):
+                continue
+            stream = exact(stream)
+            if isinstance(stream, TextIOWrapper) and stream.errors in _REFUSE and not _takes_all(stream.encoding):
                 stream.reconfigure(errors="backslashreplace")
         yield
 

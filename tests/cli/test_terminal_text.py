@@ -194,11 +194,15 @@ def _close(stream: TextIO) -> None:
         stream.close()
 
 
-def test_streams_that_are_closed_or_lack_characters_can_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of another locale, and of the locale C
+@pytest.mark.parametrize("entered", [False, True])  # a process escapes its streams before all else
+def test_streams_that_are_closed_or_lack_characters_can_be_written_to(
+    errors: str, entered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bytes_ = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes_, "ascii"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes_, "ascii", errors))
     monkeypatch.setattr(sys, "stderr", None)
-    with usable_streams(), escaped_streams():
+    with escaped_streams() if entered else contextlib.nullcontext(), usable_streams(), escaped_streams():
         print("\u00fcber", flush=True)
         print(json_text("\u00fc\U0001f600"), flush=True)
         print("an error", file=sys.stderr)
