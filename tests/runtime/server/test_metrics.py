@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from llmc.buckets.bucket import Bucket
 from llmc.runtime.binding.statistics import BucketMiss, EngineStats, GraphStats
+from llmc.runtime.router.metrics import RouterMetrics
 from llmc.runtime.server.hand_over import HandOverCounts
 from llmc.runtime.server.hand_over_metrics import HandOverCollector
 from llmc.runtime.server.metrics import FINISH_REASONS, EngineProbe, Latencies, ServerMetrics
@@ -289,13 +290,21 @@ def test_dashboard_asks_only_for_what_is_there() -> None:
 
 
 def alert_rules() -> list[dict[str, Any]]:
-    (group,) = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-    found: list[dict[str, Any]] = group["rules"]
+    return [rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+
+
+def series_of_router() -> dict[str, set[str]]:
+    """Labels by series, of counters and gauges that may have no value yet."""
+    found: dict[str, set[str]] = {}
+    for metric in RouterMetrics().registry.collect():
+        of_replica = {"replica"} if metric.name.startswith("llmc_router_replica_") else set[str]()
+        found[metric.name + ("_total" if metric.type == "counter" else "")] = of_replica
     return found
 
 
 def test_alerts_ask_only_for_what_is_there_and_say_what_to_do() -> None:
     series = {sample.name: set(sample.labels) for family in exposed().values() for sample in family.samples}
+    series |= series_of_router()
     rules = alert_rules()
     assert len({rule["alert"] for rule in rules}) == len(rules)
     flags = set(re.findall(r"^\| `(--[a-z-]+)", (ROOT / "docs/serving.md").read_text(encoding="utf-8"), re.MULTILINE))
@@ -308,6 +317,11 @@ def test_alerts_ask_only_for_what_is_there_and_say_what_to_do() -> None:
             assert set(re.findall(r"(\w+)[!=]", matched)) <= series[name] | {"job"}, rule
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
         assert set(rule["annotations"]) == {"summary", "description"}
+        told = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        if "by (instance" not in rule["expr"]:
+            assert told <= {"instance"} | set().union(*(series[name] for name in asked)), rule
+        else:
+            assert told == {"instance"}, rule
         assert set(re.findall(r"--[a-z-]+", rule["annotations"]["description"])) <= flags, rule
 
 
