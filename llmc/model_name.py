@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from llmc.hub_id import hub_id
@@ -9,11 +10,15 @@ from llmc.model_path import is_gguf, is_onnx
 
 
 def model_name(model: Path) -> str:
-    """What clients call it: its directory's or its file's name, or its name on the hub."""
+    """What clients call it: its directory's or its file's name, or its name on the hub.
+
+    A link has its own name, so that clients may go on when it leads elsewhere.
+    """
     found = hub_id(model)
+    path = Path(os.path.abspath(model))
     if is_gguf(model):
-        return model.resolve().stem
+        return path.stem
     if is_onnx(model):
         # Most graphs are called model.onnx.
-        return model.resolve().parent.name
-    return model.resolve().name if found is None else found.repo
+        return path.parent.name
+    return path.name if found is None else found.repo

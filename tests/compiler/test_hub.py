@@ -372,6 +372,9 @@ def test_the_python_api_hands_the_commit_to_the_compiler(monkeypatch: pytest.Mon
 def test_a_server_calls_the_model_by_its_name_on_the_hub(tmp_path: Path) -> None:
     assert model_name(Path(f"{REPO}@v1")) == REPO
     assert model_name(tmp_path) == tmp_path.name
+    link = tmp_path / "stable"
+    link.symlink_to(tmp_path)
+    assert model_name(link) == model_name(link / "." / "x" / "..") == "stable"
 
 
 def test_what_compiles_nothing_takes_no_name(capsys: pytest.CaptureFixture[str]) -> None:
