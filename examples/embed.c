@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
       finished |= events[i].kind == LLMC_EVENT_FINISHED;
     }
   }
-  printf("\n");
+  if (printf("\n") < 0 || fflush(stdout) != 0 || ferror(stdout)) fail("cannot write the tokens to stdout");
   llmc_engine_destroy(engine);
   llmc_device_close(device);
   llmc_artifact_close(artifact);

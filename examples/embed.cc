@@ -69,7 +69,9 @@ void generate(const char *path, uint32_t max_tokens, const std::vector<int32_t> 
     }
     std::fflush(stdout);
   }
-  std::printf("\n");
+  if (std::printf("\n") < 0 || std::fflush(stdout) != 0 || std::ferror(stdout)) {
+    throw std::runtime_error("cannot write the tokens to stdout");
+  }
 }
 
 }  // namespace

@@ -153,6 +153,10 @@ def test_c_plus_plus_generates_what_c_does(artifact: Path, tmp_path: Path) -> No
     ids = run(tmp_path / "cc", *arguments)
     assert ids == run(tmp_path / "c", *arguments)
     assert ids.split()
+    for program in ("c", "cc"):
+        with open("/dev/full", "w") as full:
+            lost = subprocess.run([tmp_path / program, *arguments], stdout=full, stderr=subprocess.PIPE, check=False)
+        assert (lost.returncode, lost.stderr) == (1, b"embed: cannot write the tokens to stdout\n")
     failed = subprocess.run([tmp_path / "cc", tmp_path / "gone", "1", "1"], capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert failed.stderr.startswith("embed: ")
