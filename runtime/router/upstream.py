@@ -4,6 +4,7 @@ forwarded."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections import deque
@@ -20,6 +21,15 @@ Headers = Sequence[tuple[bytes, bytes]]
 _MOST_BUFFERED = 256 << 10
 _MOST_IDLE = 64
 _MOST_HEAD = 64 << 10
+# A host that is gone ends no connection. So the system asks after some idle seconds, then each second, whether it is
+# still there, and ends the connection when it has acknowledged nothing for _UNHEARD_S.
+_UNHEARD_S = 10
+_SIGNS_OF_LIFE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _UNHEARD_S // 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_S * 1000),
+)
 
 
 OnInterim = Callable[[int], None]
@@ -87,6 +97,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass of it
+        connected = transport.get_extra_info("socket")
+        for option in _SIGNS_OF_LIFE:
+            connected.setsockopt(*option)
 
     def data_received(self, data: bytes) -> None:
         self.heard, self.heard_at = True, time.monotonic()
@@ -101,6 +114,8 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(exc, TimeoutError):
+            self.lost = self.lost or f"nothing was heard of its host for {_UNHEARD_S} s"
         self.lost = self.lost or f"it closed the connection{'' if exc is None else f': {exc}'}"
         self._wake()
 
