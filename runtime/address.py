@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+_OTHER_NAME = (62, 64)  # OpenSSL's codes for a certificate of another host, and of another IP address
+
+
+def why_not_connected(error: OSError) -> str:
+    """Why a server cannot be connected to, and, where TLS is at fault, what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OTHER_NAME:
+            return f"its certificate has other names ({error.verify_message}): address it by one of those"
+        return f"its certificate is not trusted ({error.verify_message}): set SSL_CERT_FILE to that of its issuer"
+    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return "it does not speak TLS: write http:// in place of https://"
+    return error.strerror or str(error)
 
 
 class UrlError(ValueError):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmc.runtime.address import Address, UrlError
+from llmc.runtime.address import Address, UrlError, why_not_connected
 from llmc.runtime.chat.context import Fit, fit, leave_out
 from llmc.runtime.chat.session import ChatError, Piece, Reply, Session
 
@@ -362,5 +363,7 @@ def _code(data: Any) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLError):
+        return why_not_connected(error)
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(text.split()).lower() if isinstance(error, OSError) else " ".join(text.split())

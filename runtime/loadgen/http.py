@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import cast
 
-from llmc.runtime.address import Address
+from llmc.runtime.address import Address, why_not_connected
 
 _MAX_HEAD = 64 << 10
 Piece = tuple[int, bytes]
@@ -107,7 +107,7 @@ class HttpClient:
             raise HttpError("timeout", f"no connection within {self._timeout_s:g} s") from error
         except OSError as error:
             where = f"{address.host}:{address.port}"
-            raise HttpError("connect", f"cannot connect to {where}: {error.strerror or error}") from error
+            raise HttpError("connect", f"cannot connect to {where}: {why_not_connected(error)}") from error
         return connection
 
 

@@ -15,7 +15,7 @@ from llmc.buckets.replanning.costs import StepTimes, learn
 from llmc.buckets.replanning.proposal import Ladder, planned_uses
 from llmc.buckets.replanning.shapes import Limits, ShapeUse, StepShape
 from llmc.regular_file import JsonError, parse_json
-from llmc.runtime.address import Address, UrlError
+from llmc.runtime.address import Address, UrlError, why_not_connected
 from llmc.runtime.binding import Artifact
 from llmc.runtime.replan.steps import LadderFacts
 from llmc.runtime.simulation.engine import SimulatedLoad
@@ -60,6 +60,8 @@ def of_server(url: str, api_key: str | None = None) -> Traffic:
         raise BucketError(f"{address} did not report its steps: {why}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
+        if isinstance(reason, OSError):
+            reason = why_not_connected(reason)
         raise BucketError(f"{address} does not answer: {reason}") from None
     try:
         state = parse_json(data)

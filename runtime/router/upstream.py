@@ -13,7 +13,7 @@ from typing import cast
 
 import httptools
 
-from llmc.runtime.address import Address
+from llmc.runtime.address import Address, why_not_connected
 
 from .exhausted import EXHAUSTION, RouterExhausted, why_exhausted
 
@@ -278,7 +278,7 @@ class Upstream:
             if (lack := why_exhausted(error)) is not None:
                 EXHAUSTION.note(lack)
                 raise RouterExhausted(lack) from error
-            why = error.strerror or str(error) or "no connection was made in time"
+            why = why_not_connected(error) or "no connection was made in time"
             raise ReplicaLost(f"{self.name}: {why}") from error
         finally:
             self._connecting.discard(limit)
