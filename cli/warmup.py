@@ -100,7 +100,8 @@ def warmup_command(
             say(f"{len(again_by)} graphs are measured again: their costs fall as buckets grow, or the machine was busy")
             more = WarmPlan(tuple(sorted(again_by)), len(again_by), again_by, measure_s=seconds)
             WarmUp(engine, graphs, more, block_size=info.block_size, max_model_len=info.max_model_len).run(planner.take)
-        if plan.measure:
+        # What surrounds a step is measured on decode steps, which a model that gives vectors has not.
+        if plan.measure and not info.vector_width:
             planner.take_overhead(*measure_overhead(engine, info.max_num_seqs))
     recorder = planner.flush()
     assert recorder is not None

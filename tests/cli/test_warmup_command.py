@@ -123,6 +123,16 @@ def test_costs_that_cannot_be_kept_are_not_measured(
     assert replays == []
 
 
+def test_a_model_that_gives_vectors(
+    embedder: tuple[Path, Path], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, artifact = embedder
+    assert main(["warmup", str(artifact), "--threads", "1", "--seconds", "0"]) == 0
+    table = table_in(cache)
+    assert table.buckets == buckets_of(artifact)
+    assert "4 of them measured" in capsys.readouterr().out
+
+
 def test_what_is_known_is_not_measured_again(
     tiny_artifact: TinyArtifact, cache: Path, replays: list[tuple[int, Load]], capsys: pytest.CaptureFixture[str]
 ) -> None:
