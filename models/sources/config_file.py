@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.sources.base import Checkpoint
@@ -33,6 +34,9 @@ class ConfigFileSource(FolderSource):
     def is_quantized(self) -> bool:
         """False: there are no tensors."""
         return False
+
+    def _head_of_its_own(self, config: ModelConfig) -> None:
+        return None
 
     def quantized_by(self) -> str | None:
         """The quantization method of the weights; None if they are not quantized. Raises ModelError for an unsupported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from llmc.models.mtp_layout import MtpLayout
 from llmc.models.registry import family_of, get_family, with_model_type
 from llmc.models.sentence_model import SENTENCE_FILES, left_to_callers
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
-from llmc.models.sources.folder_checkpoint import FolderCheckpoint, weight_files
+from llmc.models.sources.folder_checkpoint import FolderCheckpoint, format_of, weight_files
 from llmc.models.sources.joined import JoinedCheckpoint
 from llmc.models.sources.quantized import open_quantized
+from llmc.models.sources.tied import head_of_its_own
 from llmc.models.sources.tokenizer_files import NAMED_TEMPLATE_FILES, TokenizerFolderFiles
 from llmc.models.tasks import with_task
 from llmc.quantize.checkpoints import quantization_settings
@@ -88,7 +90,22 @@ class FolderSource(ModelSource):
         ignored = check_known(self._fields.origin, unread, family, allow_unknown=self.allow_unknown_config)
         if config.task is not None and config.task.name == "embed":
             ignored = (*ignored, *left_to_callers(self.config_file.parent))
+        if config.tie_word_embeddings and (own := self._head_of_its_own(config)) is not None:
+            head, embedding = own
+            untied = (
+                f"{self._fields.origin}: tie_word_embeddings is true, but {head} is another matrix than {embedding}: "
+                "llmc takes each as it is, as transformers does"
+            )
+            return replace(config, tie_word_embeddings=False), (*ignored, untied)
         return config, ignored
+
+    def _head_of_its_own(self, config: ModelConfig) -> tuple[str, str] | None:
+        """(output projection, embedding) that config.json ties and the checkpoint does not."""
+        try:
+            return None if format_of(self.path) is None else head_of_its_own(config, FolderCheckpoint(self.path))
+        except ModelError:
+            # Who reads the weights says what is wrong with them.
+            return None
 
     @property
     def _dense_folders(self) -> tuple[str, ...]:
