@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TORCH_WEIGHTS = "adapter_model.bin"
@@ -21,10 +22,19 @@ BASE_WEIGHT = ".base_layer.weight"
 EMBEDDING_PART = ".lora_embedding_"
 PARAMETERS = "target_parameters"
 """Configuration key of parameters that are changed as layers are, of experts above all."""
-OTHER_BASES = ("pissa", "olora", "corda", "loftq")
+OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Prefixes of init_lora_weights for adapters that change the base weights."""
-UNKNOWN_KINDS = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
-"""Configuration keys of adapters that are more than LoRA."""
+_READ = """
+    peft_type r lora_alpha rank_pattern alpha_pattern use_rslora use_dora init_lora_weights target_parameters
+    """
+# What was trained, from where, and how; tensors and their names say all of it that matters.
+_OF_TRAINING = """
+    auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying eva_config exclude_modules
+    fan_in_fan_out inference_mode layers_pattern layers_to_transform loftq_config lora_dropout lora_dtype lora_ga_config
+    lorap_emb_lr lorap_lr_ratio megatron_config megatron_core merge_weights modules_to_save peft_version
+    qalora_group_size revision runtime_config target_modules task_type
+    """
+_KNOWN = frozenset((_READ + _OF_TRAINING).split())
 
 _WRAPPERS = frozenset({"backbone", "model", "language_model", "text_model"})
 _RENAMED = {"block_sparse_moe": "mlp"}
@@ -38,6 +48,14 @@ class PatternError(ValueError):
     def __init__(self, pattern: str, why: str) -> None:
         super().__init__(why)
         self.pattern = pattern
+
+
+def unknown_setting(config: Mapping[str, Any]) -> str | None:
+    """The first key of a configuration that may make an adapter more than LoRA, as new kinds do; None if there is none.
+
+    PEFT writes the keys of all kinds that it knows, and for those that an adapter is not of something false or empty.
+    """
+    return next((name for name, value in config.items() if value and name not in _KNOWN), None)
 
 
 def split_name(name: str) -> tuple[str, str] | None:

@@ -19,12 +19,12 @@ from llmc.peft_format import (
     PARTS,
     PREFIX,
     TORCH_WEIGHTS,
-    UNKNOWN_KINDS,
     WEIGHTS,
     PatternError,
     pattern_of,
     scale_of,
     split_name,
+    unknown_setting,
 )
 from llmc.regular_file import JsonError, parse_json, read_regular
 from llmc.shown import shown
@@ -132,12 +132,13 @@ def _check_kind(file: Path, config: Mapping[str, Any]) -> None:
             f"{file}: init_lora_weights is {shown(start)}, which changes the model under the adapter too; convert it "
             "to a plain LoRA with PEFT"
         )
-    for name in ("use_dora", *UNKNOWN_KINDS):
-        if config.get(name):
-            raise AdapterError(
-                f"{file}: {name} is {shown(config[name])}, which cannot be loaded while the model runs; merge the "
-                "adapter when you compile, with --merge-lora"
-            )
+    if config.get("use_dora"):
+        raise AdapterError(f"{file}: use_dora is True, which cannot be loaded while the model runs; {_MERGE}")
+    if (name := unknown_setting(config)) is not None:
+        raise AdapterError(
+            f"{file}: {shown(name)} is {shown(config[name])}, which llmc does not know of LoRA adapters; take it out "
+            "if it does not change what the adapter computes"
+        )
 
 
 def _parts(file: Path) -> Iterator[tuple[str, str, Array]]:
@@ -146,6 +147,8 @@ def _parts(file: Path) -> Iterator[tuple[str, str, Array]]:
         if not full.startswith(PREFIX):
             raise AdapterError(f"{file}: tensor {shown(full)} does not begin with {PREFIX}, as PEFT's do")
         split = split_name(full.removeprefix(PREFIX))
+        if split is None and ".lora_" in full:
+            raise AdapterError(f"{file}: tensor {shown(full)} is a part of LoRA that llmc does not know")
         if split is None or PARTS[split[1]] not in ("a", "b"):
             raise AdapterError(
                 f"{file}: tensor {shown(full)} is more than LoRA of a layer, which cannot be loaded while the "

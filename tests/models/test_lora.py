@@ -172,7 +172,10 @@ def test_dora_of_transposed_matrices_is_refused(tmp_path: Path) -> None:
         ({}, {}, "has no tensors, so there is nothing to merge"),
         ({}, {"peft_type": "IA3"}, r"peft_type is 'IA3'; llmc merges only LORA adapters"),
         ({}, {"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
-        ({}, {"lora_bias": True}, "lora_bias is True, which llmc cannot merge"),
+        ({}, {"init_lora_weights": "lora_ga"}, "path_initial_model_for_weight_conversion"),
+        ({}, {"lora_bias": True}, "lora_bias is True, which llmc does not know of LoRA adapters; take it out if"),
+        (low_rank(Q, 60, 60), {"layer_replication": [[0, 1]]}, r"layer_replication is \[\[0, 1\]\], which llmc"),
+        (low_rank(Q, 60, 60), {"a_newer_kind": {"factor": 2}}, "a_newer_kind is {'factor': 2}, which llmc"),
         (low_rank(Q, 60, 60), {"r": 8}, "has rank 4 where adapter_config.json says 8"),
         (low_rank(Q, 60, 61), {}, r"changes \S+q_proj.weight as a tensor of shape \[60, 61\], which has \[60, 60\]"),
         (low_rank("model.layers.7.mlp.up_proj", 100, 60), {}, r"model\.layers\.7\.mlp\.up_proj\.weight, which the"),
@@ -187,6 +190,13 @@ def test_what_cannot_be_merged_is_one_sentence(
 ) -> None:
     with pytest.raises(ModelError, match=sentence):
         merged_values(model, make_adapter(tmp_path / "a", tensors, **config))
+
+
+def test_settings_that_say_nothing_are_passed_over(model: Path, tmp_path: Path) -> None:
+    nothing: dict[str, Any] = {"a_newer_kind": None, "another": False, "third": {}, "lora_bias": False}
+    training = {"lora_dropout": 0.1, "target_modules": ["q_proj"], "peft_version": "0.21.2", "task_type": "CAUSAL_LM"}
+    adapter = make_adapter(tmp_path / "a", low_rank(Q, 60, 60), **nothing, **training)
+    assert merged_values(model, adapter)
 
 
 def test_directories_that_are_no_adapters(model: Path, tmp_path: Path) -> None:

@@ -33,12 +33,12 @@ from llmc.peft_format import (
     PARTS,
     PREFIX,
     TORCH_WEIGHTS,
-    UNKNOWN_KINDS,
     WEIGHTS,
     PatternError,
     pattern_of,
     scale_of,
     split_name,
+    unknown_setting,
 )
 
 
@@ -229,9 +229,11 @@ def _check_kind(config: Fields) -> None:
             f"{config.origin}: init_lora_weights is {brief(start)}, which changes the model under the adapter too; "
             "convert it to a plain LoRA with PEFT's path_initial_model_for_weight_conversion"
         )
-    for name in UNKNOWN_KINDS:
-        if config.raw(name, None):
-            raise ModelError(f"{config.origin}: {name} is {brief(config.raw(name))}, which llmc cannot merge")
+    if (name := unknown_setting(config.values)) is not None:
+        raise ModelError(
+            f"{config.origin}: {brief_name(name)} is {brief(config.raw(name))}, which llmc does not know of LoRA "
+            "adapters; take it out if it does not change what the adapter computes"
+        )
 
 
 class Merged(Tensor):
