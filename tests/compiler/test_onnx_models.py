@@ -15,13 +15,14 @@ import torch
 from bench.onnx_bytes import POSITIONS, small_decoder
 from llmc import LLM, SamplingParams
 from llmc.models import ModelError, open_source
+from llmc.models.pooled import Pooled
 
 from support.compiled import check_every_bucket, compile_tiny, random_tokens
 from support.marks import rare
 from support.onnx_blocks import quantize_products
 from support.onnx_models import Runtime, export_decoder, export_encoder, save, store_weights_in
 from support.parity import check_bits
-from support.tiny_encoders import check_close, make_encoder, pooled, random_texts
+from support.tiny_encoders import check_close, make_encoder, pooled, random_texts, save_sentence_files
 from support.tiny_models import make_tiny_model
 
 LADDER = "prefill=[1,2]x[16,32],decode=[1,3]x64"
@@ -221,6 +222,45 @@ def test_what_stands_behind_an_encoder(tmp_path: Path) -> None:
         (graph.parent / name / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ModelError, match=r"modules\.json has modules Dense.*checkpoint of safetensors"):
         open_source(graph).config()
+
+
+def write_sentence_files(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    save_sentence_files(folder, "mean_tokens", normalised=False)
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"default_prompt_name": "query", "prompts": {"query": "query: "}})
+    )
+
+
+def test_files_of_sentence_transformers_above_a_graph_with_its_own_config(tmp_path: Path) -> None:
+    """As E5 has them on the hub."""
+    checkpoint, root = make_encoder(tmp_path / "checkpoint", "bert"), tmp_path / "exported"
+    graph = export_encoder(checkpoint, root / "onnx" / "model.onnx")
+    assert (graph.parent / "config.json").is_file()
+    write_sentence_files(root)
+    source = open_source(graph)
+    assert source.config().pooled == Pooled("mean", (), False)
+    assert {root / "modules.json", root / "1_Pooling" / "config.json"} <= set(source.all_files())
+    assert ["puts 'query: ' before every text" in said for said in source.ignored_config()] == [True]
+
+
+def test_an_output_that_is_pooled_from_another(tmp_path: Path) -> None:
+    """As exporters of sentence-transformers write it; how it is pooled, modules.json says."""
+    graph = export_encoder(make_encoder(tmp_path / "checkpoint", "bert"), tmp_path / "exported" / "model.onnx")
+    model = onnx.load(graph)
+    rows = model.graph.output[0]
+    kept = onnx.helper.make_node("Identity", [rows.name], ["token_embeddings"])
+    mean = onnx.helper.make_node("ReduceMean", [rows.name], ["sentence_embedding"], axes=[1], keepdims=0)
+    model.graph.node.extend([kept, mean])
+    del model.graph.output[:]
+    for node in (mean, kept):
+        model.graph.output.append(onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, None))
+    save(model, graph)
+    with pytest.raises(ModelError, match=r"pools rows to its output sentence_embedding.*give --pooling, or export"):
+        open_source(graph).config()
+    assert open_source(graph, pooling="mean").config().pooled == Pooled("mean", (), True)
+    write_sentence_files(graph.parent)
+    assert open_source(graph).config().pooled == Pooled("mean", (), False)
 
 
 @pytest.mark.parametrize(("labels", "task"), [pytest.param(1, "rank", marks=pytest.mark.slow), rare(3, "classify")])

@@ -270,8 +270,22 @@ def parameters(path: Path) -> list[Parameter]:
 
 def test_no_length(tmp_path: Path) -> None:
     save(small_decoder(), tmp_path / "model.onnx")
-    with pytest.raises(ModelError, match=r"no config\.json beside it says how long texts may be"):
+    with pytest.raises(ModelError, match=r"no config\.json beside it says how long .*; put one there with max_pos.*s$"):
         open_source(tmp_path / "model.onnx").config()
+
+
+def test_fixed_sizes(folder: Path) -> None:
+    """Constants of a graph that was exported for one size hold indices of that size."""
+    model = small_decoder()
+    for dim, size in zip(model.graph.input[0].type.tensor_type.shape.dim, (2, 6), strict=True):
+        dim.dim_value = size
+    save(model, folder / "model.onnx")
+    assert open_source(folder / "model.onnx").config().num_layers == 2
+    node = node_of(model, "GroupQueryAttention")
+    node.op_type = "Unheard"
+    save(model, folder / "model.onnx")
+    with pytest.raises(ModelError, match=r"input_ids has the fixed shape \[2, 6\].*export the model with dynamic axes"):
+        open_source(folder / "model.onnx").config()
 
 
 def test_layouts_of_folders(tmp_path: Path) -> None:

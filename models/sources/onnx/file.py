@@ -52,6 +52,11 @@ class _Place:
     end: int
 
 
+SENTENCE = "sentence_embedding"
+_POOLED = (SENTENCE, "pooler_output")
+"""Outputs that are made of another output, by a pooling that llmc has of its own."""
+
+
 class OnnxFile:
     """A model, and the locations of its tensors.
 
@@ -71,6 +76,15 @@ class OnnxFile:
         for tensor in self.model.graph.initializer:
             self._add(tensor, skeleton.places.get(tensor.name))
         self.blocks = block_matrices(self)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(value.name for value in self.model.graph.output)
+
+    @property
+    def read_outputs(self) -> tuple[str, ...]:
+        """The outputs that are read: those that are pooled from others only if there are no others."""
+        return tuple(name for name in self.output_names if name not in _POOLED) or self.output_names
 
     def _opset(self) -> int:
         import onnx

@@ -9,6 +9,7 @@ import contextlib
 import io
 import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +114,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
             self.known[name] = array
             if name in (TOKENS, TYPES):
                 self._ids[name] = name
-        self._used = _needed(graph)
+        self._used = _needed(graph, self._file.read_outputs)
         try:
             return self._function()
         except BaseException:
@@ -130,7 +131,7 @@ class Imported(ONNXGraphImporter):  # type: ignore[misc]
                 for node in graph.node:
                     if any(name in self._used for name in node.output):
                         self._node(node)
-                names = [value.name for value in graph.output if value.name in self._nodes]
+                names = [name for name in self._file.read_outputs if name in self._nodes]
                 output = self.bb.emit_output(relax.Tuple([self._nodes[name] for name in names]))
             self.bb.emit_func_output(output, params=self._parameters)
         self.outputs = {name: self._nodes[name] for name in names}
@@ -364,9 +365,9 @@ def _gathered(node: onnx.NodeProto, data: Array, indices: Array) -> Array:
     return np.take_along_axis(data[some], indices, axis)
 
 
-def _needed(graph: onnx.GraphProto) -> set[str]:
-    """Names of everything that outputs depend on."""
-    needed = {value.name for value in graph.output}
+def _needed(graph: onnx.GraphProto, outputs: Iterable[str]) -> set[str]:
+    """Names of everything that these outputs depend on."""
+    needed = set(outputs)
     for node in reversed(graph.node):
         if any(name in needed for name in node.output):
             needed.update(node.input)

@@ -99,6 +99,13 @@ def probe_inputs(file: OnnxFile, probe: Probe) -> Inputs:
     return found
 
 
+def fixed_tokens(file: OnnxFile) -> list[int] | None:
+    """The shape of the tokens, if the graph is for no other number of them."""
+    shapes = (value.type.tensor_type.shape.dim for value in _inputs(file) if value.name == TOKENS)
+    sizes = [dim.dim_value for dim in next(shapes, ())]
+    return sizes if len(sizes) == 2 and all(size > 0 for size in sizes) else None
+
+
 def _inputs(file: OnnxFile) -> list[onnx.ValueInfoProto]:
     """Inputs without initializers, which older files also list."""
     return [value for value in file.model.graph.input if value.name not in file.initializers]

@@ -54,13 +54,17 @@ class Recovered:
 
 
 def recover(structure: Structure, probe: Probe, far: Imported | None, stated: Stated, types: Types) -> Recovered:
-    """Raises Unrecognised for layers that differ, or a model that llmc cannot express."""
+    """Raises Unrecognised for layers that differ, or a model that llmc cannot express; Unstated."""
     return _Recovery(structure, probe, far, stated, types).recovered()
 
 
 def _alike(heads: Sequence[Heads]) -> bool:
     """Whether all are rotated by the same angles."""
     return not any((abs(one.angles - heads[0].angles) > 1e-6).any() for one in heads)
+
+
+class Unstated(Exception):
+    """A fact that neither the graph nor the files beside it have; the message says which, and what to do."""
 
 
 class _Recovery:
@@ -165,9 +169,9 @@ class _Recovery:
         rows = None if positions is None else positions.weight.shape[0] - positions.first
         known = [count for count in (rows, self._stated.max_len) if count is not None]
         if not known:
-            raise Unrecognised(
-                "has no table of positions, and no config.json beside it says how long texts may be "
-                "(max_position_embeddings)"
+            raise Unstated(
+                "has no table of positions, and no config.json beside it says how long texts may be; put one there "
+                "with max_position_embeddings"
             )
         return rows if rows is not None else known[0]
 

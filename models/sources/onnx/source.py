@@ -23,10 +23,10 @@ from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.pooled import Pooled, Task
 from llmc.models.rope_fields import read_rope
-from llmc.models.sentence_model import MODULES, SENTENCE_FILES, SentenceModel, read_sentence_model
+from llmc.models.sentence_model import MODULES, SENTENCE_FILES, SentenceModel, left_to_callers, read_sentence_model
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
-from llmc.models.sources.onnx.file import OnnxFile
-from llmc.models.sources.onnx.probe import Probe, probe_inputs
+from llmc.models.sources.onnx.file import SENTENCE, OnnxFile
+from llmc.models.sources.onnx.probe import TOKENS, Probe, fixed_tokens, probe_inputs
 from llmc.models.sources.tokenizer_files import NAMED_TEMPLATE_FILES, TokenizerFolderFiles
 from llmc.models.standard import special_tokens
 from llmc.models.tasks import labels_of, scoring_task, with_pooling, with_rank_prompt
@@ -71,6 +71,13 @@ class OnnxSource(ModelSource):
         beside = any(has_file(own / name) for name in (_CONFIG, "tokenizer.json"))
         return own.parent if own.name == _SUBFOLDER and not beside else own
 
+    @cached_property
+    def _sentence_folder(self) -> Path:
+        """The folder of the files of sentence-transformers. They may lie above a graph that has its own config.json."""
+        folder, above = self._folder, self.path.parent.parent
+        is_below = self.path.parent.name == _SUBFOLDER and not has_file(folder / MODULES)
+        return above if is_below and has_file(above / MODULES) else folder
+
     def _fields(self, name: str) -> Fields:
         path = self._folder / name
         return Fields.read(path) if has_file(path) else Fields({}, str(path))
@@ -81,11 +88,23 @@ class OnnxSource(ModelSource):
 
     @cached_property
     def _known(self) -> _Known:
+        try:
+            return self._recognised()
+        except ModelError as error:
+            shape = fixed_tokens(self._file)
+            if shape is None:
+                raise
+            raise ModelError(
+                f"{self.path}: its input {TOKENS} has the fixed shape {shape}, which llmc cannot vary; export the "
+                "model with dynamic axes (dynamic_axes or dynamic_shapes of torch.onnx.export)"
+            ) from error
+
+    def _recognised(self) -> _Known:
         import_tvm()
         from llmc.models.sources.onnx.evaluate import BROKEN, Evaluation
         from llmc.models.sources.onnx.fused import has_fused_attention
         from llmc.models.sources.onnx.importer import Imported, matrices_of
-        from llmc.models.sources.onnx.recover import Stated, Types, recover
+        from llmc.models.sources.onnx.recover import Stated, Types, Unstated, recover
         from llmc.models.sources.onnx.rows import Rows, Unrecognised
         from llmc.models.sources.onnx.structure import read_structure
 
@@ -115,6 +134,8 @@ class OnnxSource(ModelSource):
             recovered = recover(structure, inputs.probe, far, stated, Types(*self._types(matrices)))
         except Unrecognised as error:
             raise ModelError(f"{self.path} {error}, which no model of llmc does") from None
+        except Unstated as error:
+            raise ModelError(f"{self.path} {error}") from None
         except BROKEN as error:
             raise ModelError(f"{self.path} is built as no model of llmc: {brief(str(error))}") from error
         return _Known(kind, value.flat.size, recovered)
@@ -171,13 +192,18 @@ class OnnxSource(ModelSource):
             return config
         assert config.pooled is not None
         if known.kind == "rows":
-            sentence = read_sentence_model(self._folder, config.hidden_size)
+            sentence = read_sentence_model(self._sentence_folder, config.hidden_size)
+            if sentence is None and self.pooling == "auto" and SENTENCE in self._file.output_names:
+                raise ModelError(
+                    f"{self.path} pools rows to its output {SENTENCE}, and no {MODULES} beside it says how: give "
+                    "--pooling, or export the model again"
+                )
             if sentence is None:
                 sentence = SentenceModel("first" if config.bidirectional else "last", True)
             if sentence.dense:
                 raise ModelError(
-                    f"{self._folder / MODULES} has modules Dense, which llmc runs behind a checkpoint of safetensors; "
-                    "compile that"
+                    f"{self._sentence_folder / MODULES} has modules Dense, which llmc runs behind a checkpoint of "
+                    "safetensors; compile that"
                 )
             task = Task("embed", longest_text=sentence.longest)
             return replace(config, pooled=Pooled(sentence.pooling, (), sentence.normalised), task=task)
@@ -188,7 +214,8 @@ class OnnxSource(ModelSource):
         return replace(config, task=scoring_task(fields, labels, name), typed_inputs=config.token_types > 1)
 
     def ignored_config(self) -> tuple[str, ...]:
-        return ()
+        task = self.config().task
+        return left_to_callers(self._sentence_folder) if task is not None and task.name == "embed" else ()
 
     @property
     def is_quantized(self) -> bool:
@@ -208,8 +235,9 @@ class OnnxSource(ModelSource):
     def all_files(self) -> Iterator[Path]:
         yield from self._file.files()
         yield from (f for f in sorted(self._folder.iterdir()) if f.is_file() and f.suffix in _BESIDE)
-        for pattern in (*SENTENCE_FILES, NAMED_TEMPLATE_FILES):
-            yield from (file for file in sorted(self._folder.glob(pattern)) if file.is_file())
+        yield from (file for file in sorted(self._folder.glob(NAMED_TEMPLATE_FILES)) if file.is_file())
+        for pattern in (MODULES, *SENTENCE_FILES):
+            yield from (file for file in sorted(self._sentence_folder.glob(pattern)) if file.is_file())
 
 
 def _kind(name: str | None, value: Rows, probe: Probe) -> Kind:
