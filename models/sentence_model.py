@@ -16,11 +16,12 @@ from llmc.models.pooled import Dense, Pooling
 
 MODULES = "modules.json"
 _SETTINGS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
-_PROMPTS = "config_sentence_transformers.json"
-SENTENCE_FILES = (*_SETTINGS, _PROMPTS, "1_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
+_WHOLE, _TOKENIZER = "config_sentence_transformers.json", "tokenizer_config.json"
+SENTENCE_FILES = (*_SETTINGS, _WHOLE, "1_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors")
 """Patterns of files besides config.json and modules.json."""
 _MOST_BYTES = 64 << 20
 _MOST_DENSE = 16
+_MOST_TOKENS = 1 << 24
 _POOLINGS: Mapping[str, Pooling] = {
     "pooling_mode_cls_token": "first",
     "pooling_mode_mean_tokens": "mean",
@@ -88,7 +89,7 @@ def left_to_callers(folder: Path) -> tuple[str, ...]:
             f"{settings.origin}: sentence-transformers turns texts into lower case (do_lower_case), and llmc only if "
             "the tokenizer does: give texts in lower case"
         )
-    prompts = Fields.read(folder / _PROMPTS) if has_file(folder / _PROMPTS) else Fields({}, _PROMPTS)
+    prompts = _fields(folder, _WHOLE)
     if prompts.has("default_prompt_name"):
         name, texts = prompts.text("default_prompt_name"), prompts.table("prompts")
         prompt = "" if texts is None else texts.text(name, "")
@@ -100,15 +101,30 @@ def left_to_callers(folder: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
+def stated_activation(folder: Path) -> str | None:
+    """The function on scores that newer versions of sentence-transformers write beside config.json."""
+    fields = _fields(folder, _WHOLE)
+    return fields.text("activation_fn") if fields.has("activation_fn") else None
+
+
+def _fields(folder: Path, name: str) -> Fields:
+    """Of an optional file."""
+    return Fields.read(folder / name) if has_file(folder / name) else Fields({}, name)
+
+
 def _settings(folder: Path) -> Fields:
     """How sentence-transformers reads texts; empty if no file says."""
-    found = next((folder / name for name in _SETTINGS if has_file(folder / name)), None)
-    return Fields({}, MODULES) if found is None else Fields.read(found)
+    found = next((name for name in _SETTINGS if has_file(folder / name)), None)
+    return Fields({}, MODULES) if found is None else _fields(folder, found)
 
 
 def _longest(folder: Path) -> int | None:
     fields = _settings(folder)
-    return fields.integer("max_seq_length", maximum=1 << 24) if fields.has("max_seq_length") else None
+    if fields.has("max_seq_length"):
+        return fields.integer("max_seq_length", maximum=_MOST_TOKENS)
+    # Newer versions leave it to the tokenizer, in which a huge number means none.
+    length = _fields(folder, _TOKENIZER).raw("model_max_length", None)
+    return length if type(length) is int and 0 < length <= _MOST_TOKENS else None
 
 
 def _place(file: Path, module: Mapping[str, object]) -> Path:

@@ -16,7 +16,7 @@ from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.pooled import Dense, Pooled, Pooling, Task
 from llmc.models.rank_prompts import RANK_TEMPLATES, shows_prompt
-from llmc.models.sentence_model import MODULES, SentenceModel, read_json, read_sentence_model
+from llmc.models.sentence_model import MODULES, SentenceModel, read_json, read_sentence_model, stated_activation
 from llmc.task_names import POOLINGS, RANK_PROMPTS, TASKS
 
 _POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "cls": "first", "last": "last"}
@@ -137,18 +137,21 @@ def _scoring(config: ModelConfig, fields: Fields, vectors: Vectors, folder: Path
     pooled, typed = vectors.head(config, fields, len(labels)), vectors.typed_pairs and config.token_types > 1
     prompt = vectors.rank_prompt
     template = RANK_TEMPLATES[prompt] if name == "rank" and prompt and shows_prompt(folder, prompt) else None
-    task = scoring_task(fields, labels, name, template)
+    task = scoring_task(fields, labels, name, folder, template)
     if pooled.pooling == "last" and not config.bidirectional:
         task = replace(task, pad_token_id=_padding(fields, config.vocab_size))
     return replace(config, pooled=pooled, task=task, typed_inputs=typed)
 
 
-def scoring_task(fields: Fields, labels: tuple[str, ...], name: str, template: str | None = None) -> Task:
-    """name: rank or classify. Raises ModelError if a model with these labels cannot do it."""
+def scoring_task(fields: Fields, labels: tuple[str, ...], name: str, folder: Path, template: str | None = None) -> Task:
+    """name: rank or classify. folder: of the files of sentence-transformers.
+
+    Raises ModelError if a model with these labels cannot do it.
+    """
     if name == "rank":
         if len(labels) != 1:
             raise ModelError(f"{fields.origin}: --task rank needs a model of one label, and this has {len(labels)}")
-        return Task("rank", _activation(fields), template=template)
+        return Task("rank", _activation(fields, folder), template=template)
     multi = fields.text("problem_type", "") == "multi_label_classification"
     return Task("classify", "sigmoid" if multi or len(labels) == 1 else "softmax", labels)
 
@@ -159,12 +162,13 @@ def _padding(fields: Fields, vocab_size: int) -> int | None:
     return token if type(token) is int and 0 <= token < vocab_size else None
 
 
-def _activation(fields: Fields) -> Literal["sigmoid"] | None:
-    """Activation of a score, as in sentence-transformers: sigmoid unless the config says otherwise."""
+def _activation(fields: Fields, folder: Path) -> Literal["sigmoid"] | None:
+    """Activation of a score, as in sentence-transformers: sigmoid unless its own file or the config says otherwise."""
     said = fields.raw("sbert_ce_default_activation_function", "")
     table = fields.raw("sentence_transformers", {})
     if isinstance(table, dict):
         said = table.get("activation_fn") or said
+    said = stated_activation(folder) or said
     kind = str(said or "Sigmoid").rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise ModelError(f"{fields.origin}: the activation of scores {brief(kind)} is not Sigmoid or Identity")

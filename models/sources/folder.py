@@ -88,7 +88,7 @@ class FolderSource(ModelSource):
         config = with_task(config, fields, family, self.config_file.parent, self.task, self.pooling, self.rank_prompt)
         unread = self._fields.unread()
         ignored = check_known(self._fields.origin, unread, family, allow_unknown=self.allow_unknown_config)
-        if config.task is not None and config.task.name == "embed":
+        if config.task is not None and config.task.template is None:
             ignored = (*ignored, *left_to_callers(self.config_file.parent))
         if config.tie_word_embeddings and (own := self._head_of_its_own(config)) is not None:
             head, embedding = own

@@ -17,6 +17,7 @@ from llmc.models import ModelError, open_source
 from llmc.runtime.llm import LLM
 
 from support.compiled import compile_tiny
+from support.failing import edit_config
 from support.marks import rare
 from support.new_family import targets_here
 from support.tiny_encoders import (
@@ -88,6 +89,42 @@ def test_texts_are_as_long_as_sentence_transformers_reads(tmp_path: Path) -> Non
     settings.write_text(json.dumps({"max_seq_length": 0}))
     with pytest.raises(ModelError, match=r"sentence_bert_config.json: field 'max_seq_length' is 0 where"):
         longest()
+    # From version 6 on, the tokenizer says it.
+    settings.write_text(json.dumps({"transformer_task": "feature-extraction"}))
+    tokenizer = model / "tokenizer_config.json"
+    for length, wanted in ((40, 40), (own + 1, own), (10**30, own), (1e30, own), ("40", own), (None, own)):
+        tokenizer.write_text(json.dumps({"model_max_length": length}))
+        assert longest() == wanted
+    settings.write_text(json.dumps({"max_seq_length": 48}))
+    tokenizer.write_text(json.dumps({"model_max_length": 40}))
+    assert longest() == 48
+
+
+@pytest.mark.parametrize(
+    ("own_file", "of_config", "activation"),
+    [
+        ({}, {}, "sigmoid"),
+        ({"activation_fn": "torch.nn.modules.linear.Identity"}, {}, None),
+        ({"activation_fn": "torch.nn.modules.activation.Sigmoid"}, {"activation_fn": "x.Identity"}, "sigmoid"),
+        ({"activation_fn": None}, {"activation_fn": "torch.nn.modules.linear.Identity"}, None),
+        ({"activation_fn": "torch.nn.modules.activation.Tanh"}, {}, "refused"),
+    ],
+)
+def test_the_activation_of_scores_is_what_sentence_transformers_takes(
+    own_file: dict[str, Any], of_config: dict[str, Any], activation: str | None, tmp_path: Path
+) -> None:
+    """Newer versions write it beside config.json, older ones in it."""
+    model = make_encoder(tmp_path / "model", "bert", labels=1)
+    (model / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder", **own_file}))
+    (model / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.base.Transformer", "path": ""}]))
+    edit_config(model, sentence_transformers=of_config)
+    if activation == "refused":
+        with pytest.raises(ModelError, match="the activation of scores 'Tanh' is not Sigmoid or Identity"):
+            open_source(model).config()
+        return
+    task = open_source(model).config().task
+    assert task is not None
+    assert (task.name, task.activation) == ("rank", activation)
 
 
 def test_what_sentence_transformers_does_to_texts_is_said(tmp_path: Path) -> None:

@@ -211,11 +211,12 @@ class OnnxSource(ModelSource):
         if len(labels) != known.labels:
             labels = tuple(f"LABEL_{i}" for i in range(known.labels))
         name = asked if asked != "auto" else "rank" if known.labels == 1 else "classify"
-        return replace(config, task=scoring_task(fields, labels, name), typed_inputs=config.token_types > 1)
+        return replace(
+            config, task=scoring_task(fields, labels, name, self._sentence_folder), typed_inputs=config.token_types > 1
+        )
 
     def ignored_config(self) -> tuple[str, ...]:
-        task = self.config().task
-        return left_to_callers(self._sentence_folder) if task is not None and task.name == "embed" else ()
+        return left_to_callers(self._sentence_folder) if self.config().task is not None else ()
 
     @property
     def is_quantized(self) -> bool:
