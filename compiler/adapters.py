@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -205,9 +205,13 @@ def _parts(target: Target) -> tuple[AdapterPart, ...] | None:
 
 
 def record(
-    limits: AdapterLimits, linears: Iterable[AdapterLinear], left_out: Iterable[AdapterLinear] = ()
+    limits: AdapterLimits,
+    linears: Iterable[AdapterLinear],
+    left_out: Iterable[AdapterLinear] = (),
+    unread: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The manifest's record of them; equal row orders are stored once. left_out: those whose pools are too large."""
+    """The manifest's record of them; equal row orders are stored once. left_out: those whose pools are too large.
+    unread: prefixes of parts of the model that are not in the artifact."""
     orders: dict[tuple[int, ...], int] = {}
 
     def part(one: AdapterPart) -> dict[str, Any]:
@@ -226,6 +230,7 @@ def record(
         "rank": limits.rank,
         "linears": listed,
         **({"left_out": without} if without else {}),
+        **({"unread": list(unread)} if unread else {}),
         "orders": [list(order) for order in orders],
     }
 

@@ -47,6 +47,7 @@ from llmc.held_artifact import hold
 from llmc.hub_id import hub_id
 from llmc.manifest import listed_files, write_manifest
 from llmc.models.loader import check_checkpoint
+from llmc.models.registry import get_family
 from llmc.models.rope import checked_frequencies
 from llmc.models.sources.registry import open_source
 
@@ -199,7 +200,8 @@ def _pools(state: CompileState) -> dict[str, object]:
         return {}
     linears = resolved.adapter_linears()
     with_pool = (linears[name] for name in pooled_weights(state.lists))
-    return {"lora": record(resolved.adapters, with_pool, resolved.left_out())}
+    unread = get_family(resolved.model.model_type).unread_modules(resolved.model)
+    return {"lora": record(resolved.adapters, with_pool, resolved.left_out(), unread)}
 
 
 def write_files(state: CompileState) -> None:

@@ -406,6 +406,7 @@ class Lora(Closed):
     rank: Annotated[int, Field(ge=1, le=512)]
     linears: Annotated[list[LoraLinear], Field(max_length=1 << 20)]
     left_out: Annotated[list[LoraLinear], Field(max_length=2)] = []
+    unread: Annotated[list[Text], Field(max_length=64)] = []
     orders: Annotated[
         list[Annotated[list[Annotated[int, Field(ge=0, lt=1 << 24)]], Field(max_length=1 << 24)]],
         Field(max_length=1 << 16),

@@ -81,6 +81,14 @@ def scale_of(alpha: float, rank: int, *, rank_stabilised: bool) -> float:
     return alpha / (math.sqrt(rank) if rank_stabilised else rank)
 
 
+def is_unread(name: str, modules: Sequence[str]) -> bool:
+    """Whether a name begins with one of `modules`: parts of a model that llmc does not run, such as a tower for images.
+
+    Checkpoints and versions of transformers differ in whether names begin with `model.`
+    """
+    return any(form.startswith(tuple(modules)) for form in (name, name.removeprefix("model."), f"model.{name}"))
+
+
 def in_layer(name: str) -> str:
     """A name within a decoder, the same whether it was trained alone or as a part; empty outside of layers."""
     parts = [_RENAMED.get(part, part) for part in name.split(".") if part not in _WRAPPERS]

@@ -72,6 +72,10 @@ class Family:
         """The maps of all ways to store the parameters; `weight_map` is the last."""
         return [*(other(config) for other in self.other_maps), self.weight_map(config)]
 
+    def unread_modules(self, config: ModelConfig) -> tuple[str, ...]:
+        """Prefixes of the parts of a model that llmc does not run, in the names of all maps, sorted."""
+        return tuple(sorted({module for found in self.weight_maps(config) for module in found.other_modules}))
+
     def weight_map_of(
         self, config: ModelConfig, shapes: Mapping[str, Shape], of_rows: Collection[str] = ()
     ) -> WeightMap:

@@ -109,7 +109,8 @@ class Adapters:
             known = self.all()
             if any(adapter.name == name for adapter in known):
                 raise LoadedError(f"the adapter {shown(name)} is loaded already; unload it first")
-            changes = read_adapter(path, matrices_of_experts(self._lora()))
+            lora = self._lora()
+            changes = read_adapter(path, matrices_of_experts(lora), lora.get("unread", ()))
             rank, matrices = changes.rank, list(self._matrices(path, changes))
             if len(known) >= self.slots:
                 names = ", ".join(adapter.name for adapter in known)

@@ -21,6 +21,7 @@ from llmc.peft_format import (
     TORCH_WEIGHTS,
     WEIGHTS,
     PatternError,
+    is_unread,
     pattern_of,
     scale_of,
     split_name,
@@ -67,8 +68,9 @@ class Changes:
         return max((*(one.rank for one in self.layers.values()), *(one.rank for one, _ in self.experts)))
 
 
-def read_adapter(path: Path, experts: Mapping[str, Sequence[Matrices]]) -> Changes:
-    """The changes of an adapter. experts: what the model's layers have, as `changes_of` takes it.
+def read_adapter(path: Path, experts: Mapping[str, Sequence[Matrices]], unread: Sequence[str] = ()) -> Changes:
+    """The changes of an adapter. experts: what the model's layers have, as `changes_of` takes it. unread: prefixes of
+    parts of the model that the artifact has not, whose changes are left out.
 
     Raises NoAdapterError if there is none, and AdapterError if it is damaged, or of a kind that can only be merged.
     """
@@ -82,10 +84,11 @@ def read_adapter(path: Path, experts: Mapping[str, Sequence[Matrices]]) -> Chang
             )
         raise NoAdapterError(f"{path} has no {WEIGHTS}; {_AS_SAVED}")
     found: dict[str, dict[str, Array]] = {}
-    for module, part, values in _parts(path / WEIGHTS):
+    for module, part, values in _parts(path / WEIGHTS, unread):
         found.setdefault(module, {})[part] = values
     if not found:
-        raise AdapterError(f"{path / WEIGHTS} has no tensors, so there is nothing to load")
+        of_text = " of parts that read text" if unread else ""
+        raise AdapterError(f"{path / WEIGHTS} has no tensors{of_text}, so there is nothing to load")
     targets = config.get(PARAMETERS) or []
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise AdapterError(f"{path / CONFIG}: {PARAMETERS} is {shown(targets)}, which is no list of names")
@@ -141,9 +144,13 @@ def _check_kind(file: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _parts(file: Path) -> Iterator[tuple[str, str, Array]]:
-    """(module, "a" or "b", values) of each tensor."""
-    for full, values in read_tensors(file, _is_base_weight):
+def _parts(file: Path, unread: Sequence[str]) -> Iterator[tuple[str, str, Array]]:
+    """(module, "a" or "b", values) of each tensor of a part that the artifact has."""
+
+    def skip(name: str) -> bool:
+        return _is_base_weight(name) or (name.startswith(PREFIX) and is_unread(name.removeprefix(PREFIX), unread))
+
+    for full, values in read_tensors(file, skip):
         if not full.startswith(PREFIX):
             raise AdapterError(f"{file}: tensor {shown(full)} does not begin with {PREFIX}, as PEFT's do")
         split = split_name(full.removeprefix(PREFIX))

@@ -16,7 +16,7 @@ from llmc.compiler.pipeline import compile_model
 from llmc.compiler.resolve import resolve
 from llmc.compiler.targets.registry import resolve_target
 from llmc.manifest import read_manifest
-from llmc.models import load_config
+from llmc.models import get_family, load_config
 from llmc.quantize import QuantConfig
 from llmc.runtime.adapters.adapters import Adapters
 from llmc.runtime.binding import Artifact, Engine, SamplingParams
@@ -384,6 +384,17 @@ def test_an_artifact_says_what_it_takes(tmp_path: Path, kernel_cache: Path) -> N
     # The same inputs make the same bytes.
     compile_tiny(model, tmp_path / "b", kernel_cache, **options).close()
     assert_same_bytes(tmp_path / "a", tmp_path / "b")
+
+
+def test_parts_that_are_not_in_an_artifact_are_recorded(tmp_path: Path) -> None:
+    """In the names of all layouts: an adapter may have others than the checkpoint."""
+    config = load_config(make_tiny_model(tmp_path / "model", "gemma3", num_hidden_layers=1))
+    limits = AdapterLimits(1, 4)
+    unread = get_family("gemma3").unread_modules(config)
+    found = record(limits, adapter_linears(config, limits).values(), unread=unread)["unread"]
+    assert {"vision_tower.", "model.vision_tower.", "multi_modal_projector."} <= set(found)
+    llama = load_config(make_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=1))
+    assert "unread" not in record(limits, [], unread=get_family("llama").unread_modules(llama))
 
 
 def test_a_model_of_vectors_takes_none(embedder: tuple[Path, Path], tmp_path: Path) -> None:

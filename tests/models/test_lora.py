@@ -199,6 +199,23 @@ def test_settings_that_say_nothing_are_passed_over(model: Path, tmp_path: Path) 
     assert merged_values(model, adapter)
 
 
+@pytest.mark.parametrize("begin", ["model.", ""])
+def test_changes_of_a_tower_for_images_are_left_out(begin: str, tmp_path: Path) -> None:
+    """By the names of both versions of transformers, whichever the checkpoint has; whole tensors as well."""
+    llava = make_tiny_model(tmp_path / "model", "llava", num_hidden_layers=1)
+    of_text = "model.language_model.layers.0.self_attn.q_proj"
+    text, tower = low_rank(of_text, 60, 60), low_rank(f"{begin}vision_tower.encoder.layers.0.self_attn.q_proj", 16, 16)
+    tower |= {f"{begin}multi_modal_projector.linear_1.weight": floats(60, 16)}
+    both, alone = (make_adapter(tmp_path / name, tensors) for name, tensors in (("both", text | tower), ("text", text)))
+    found, wanted = merged_values(llava, both), merged_values(llava, alone)
+    assert all(np.array_equal(found[name], value) for name, value in wanted.items())
+    said, merged = open_source(llava, [both]).checkpoint().notes()
+    assert said == "the adapter both also changes parts that llmc does not run, which is left out (2)"
+    assert merged == "the adapter both is merged (matrices of rank 4: 1)"
+    with pytest.raises(ModelError, match="changes no part of the model that reads text; leave it out"):
+        merged_values(llava, make_adapter(tmp_path / "none", tower))
+
+
 def test_directories_that_are_no_adapters(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no adapter_config\.json; give the directory of a LoRA adapter"):
         merged_values(model, tmp_path)

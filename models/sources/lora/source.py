@@ -18,7 +18,7 @@ from llmc.models.sources.lora.adapter import LoraAdapter, LowRank, Merged, weigh
 from llmc.models.sources.lora.experts import MergedRows, MergedStack, OfExperts, matrices_of, of_sources
 from llmc.models.weight_map import WeightMap
 from llmc.peft_experts import ExpertsError, changes_of
-from llmc.peft_format import CONFIG, in_layer
+from llmc.peft_format import CONFIG, in_layer, is_unread
 
 _LM_HEAD = "lm_head.weight"
 
@@ -55,11 +55,17 @@ class MergedCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self, base: Checkpoint, adapters: Sequence[LoraAdapter], weights: WeightMap, head: Head | None
+        self,
+        base: Checkpoint,
+        adapters: Sequence[LoraAdapter],
+        weights: WeightMap,
+        head: Head | None,
+        unread: Sequence[str] = (),
     ) -> None:
-        """weights: of the base."""
+        """weights: of the base. unread: prefixes of its parts that llmc does not run, whose changes are left out."""
         self.path, self.config_name = base.path, base.config_name
         self._base, self._adapters, self._head = base, tuple(adapters), head
+        self._unread = tuple(unread)
         # Matrices [columns, rows]. `fan_in_fan_out` of an adapter tells of one of its modules, which may be any.
         self._turned = {source.name for source in weights.sources() if source.is_transposed}
         # A text model may be trained apart from one that has it as a part.
@@ -78,7 +84,26 @@ class MergedCheckpoint(Checkpoint):
         self._whole: dict[str, Tensor] = {}
         self._changes: dict[str, tuple[LowRank, ...]] = {}
         for adapter in adapters:
-            self._take(adapter)
+            self._take(self._read_part(adapter))
+
+    def _read_part(self, adapter: LoraAdapter) -> LoraAdapter:
+        """The adapter without changes of parts that llmc does not run. Raises ModelError if nothing is left."""
+
+        def read(name: str) -> bool:
+            return not is_unread(name, self._unread)
+
+        low_rank = {name: change for name, change in adapter.low_rank.items() if read(name)}
+        whole = {name: tensor for name, tensor in adapter.whole.items() if read(name)}
+        parameters = tuple(one for one in adapter.parameters if read(one.module))
+        of_all = len(adapter.low_rank) + len(adapter.whole) + len(adapter.parameters)
+        left = of_all - len(low_rank) - len(whole) - len(parameters)
+        if not left:
+            return adapter
+        if not (low_rank or whole or parameters):
+            raise ModelError(f"{adapter.file} changes no part of the model that reads text; leave it out")
+        name = adapter.file.parent.name
+        self._notes += (f"the adapter {name} also changes parts that llmc does not run, which is left out ({left})",)
+        return replace(adapter, low_rank=low_rank, whole=whole, parameters=parameters)
 
     def _take(self, adapter: LoraAdapter) -> None:
         for theirs, tensor in adapter.bases.items():
@@ -247,7 +272,8 @@ class MergedSource(ModelSource):
     def _over(self, base: Checkpoint) -> MergedCheckpoint:
         config = self._base.config()
         weights = _weights_of(config, base)
-        return MergedCheckpoint(base, self._read, weights, _head_of(weights, config.tie_word_embeddings))
+        unread = () if config.pooled is not None else get_family(config.model_type).unread_modules(config)
+        return MergedCheckpoint(base, self._read, weights, _head_of(weights, config.tie_word_embeddings), unread)
 
     def model_files(self) -> ModelFiles:
         return self._base.model_files()

@@ -94,6 +94,21 @@ def test_what_is_refused(
     assert adapters.all() == []
 
 
+@pytest.mark.parametrize("begin", ["model.", ""])
+def test_changes_of_parts_that_the_artifact_has_not(begin: str, setting: Setting, tmp_path: Path) -> None:
+    manifest = read_manifest(setting.artifact)
+    manifest["lora"]["unread"] = ["vision_tower.", "model.vision_tower.", "projector."]
+    write_manifest(tmp_path / "manifest.json", manifest)
+    tower = pair(rank=99, module=f"{PREFIX}{begin}vision_tower.layers.0.self_attn.q_proj")
+    tower |= {f"{PREFIX}{begin}projector.weight": np.zeros((5, 5), np.float32)}
+    with Artifact(setting.artifact) as artifact, Engine(artifact) as engine:
+        adapters = Adapters(tmp_path, artifact, engine)
+        path = changed(setting, tmp_path / "both", pair() | tower)
+        assert adapters.load("both", path).rank == 8
+        with pytest.raises(AdapterError, match="has no tensors of parts that read text, so there is nothing to load"):
+            adapters.load("none", changed(setting, tmp_path / "none", tower))
+
+
 def test_layers_of_the_vocabulary_that_were_left_out(setting: Setting, tmp_path: Path) -> None:
     """Where their slots would be too large: it is said, by all names that adapters have for them."""
     manifest = read_manifest(setting.artifact)
