@@ -22,6 +22,7 @@ _KINDS = {
 }
 _SHOWN = 40
 _CHUNK_BYTES = 1 << 20
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class JsonError(ValueError):
@@ -38,6 +39,13 @@ def open_regular(path: Path) -> io.BufferedReader:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def why_pointer(begin: bytes) -> str | None:
+    """The rest of a sentence on a file that begins so, if it stands for another one, as in a clone without Git LFS."""
+    if not begin.startswith(_POINTER):
+        return None
+    return "is a pointer of Git LFS and not the file itself: run `git lfs pull` in its folder, or download it again"
 
 
 def read_regular(path: Path, most: int) -> bytes:

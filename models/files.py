@@ -7,9 +7,10 @@ from io import BufferedReader
 from pathlib import Path
 
 from llmc.models.errors import ModelError
-from llmc.regular_file import open_regular, read_regular
+from llmc.regular_file import open_regular, read_regular, why_pointer
 
 _HUB_REPO, _SNAPSHOTS = "models--", "snapshots"
+_BEGIN_BYTES = 64
 
 
 def resolved_file(path: Path) -> Path:
@@ -26,9 +27,33 @@ def resolved_file(path: Path) -> Path:
     return target
 
 
+def _check_content(path: Path, begin: bytes) -> None:
+    if (why := why_pointer(begin)) is not None:
+        raise ModelError(f"{path} {why}")
+
+
 def open_file(path: Path) -> BufferedReader:
-    """Opens a checkpoint's file for reading. Raises ModelError for a link as in `resolved_file`, and
-    FileNotFoundError."""
+    """Opens a checkpoint's file for reading. Raises ModelError for a link as in `resolved_file`, for a pointer of Git
+    LFS, and FileNotFoundError."""
+    return _checked(path, _open(path))
+
+
+def open_followed(path: Path) -> BufferedReader:
+    """Opens a file that a user named, which may be a link to anywhere. Raises OSError, and ModelError for a pointer of
+    Git LFS."""
+    return _checked(path, open_regular(path))
+
+
+def _checked(path: Path, file: BufferedReader) -> BufferedReader:
+    try:
+        _check_content(path, file.peek(_BEGIN_BYTES))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _open(path: Path) -> BufferedReader:
     target = resolved_file(path)
     try:
         return open_regular(target)
@@ -41,16 +66,17 @@ def open_file(path: Path) -> BufferedReader:
 def has_file(path: Path) -> bool:
     """Whether the checkpoint has the file `path`. Raises ModelError if something else has its name."""
     try:
-        open_file(path).close()
+        _open(path).close()
     except FileNotFoundError:
         return False
     return True
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """The content of a small file. Raises ModelError for a link as in `resolved_file`, and OSError, also beyond
-    `most_bytes`."""
-    return read_regular(resolved_file(path), most_bytes)
+    """The content of a small file. Raises ModelError as `open_file` does, and OSError, also beyond `most_bytes`."""
+    content = read_regular(resolved_file(path), most_bytes)
+    _check_content(path, content)
+    return content
 
 
 def _home(checkpoint: Path) -> Path:

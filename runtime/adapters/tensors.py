@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmc.regular_file import JsonError, open_regular, parse_json
+from llmc.regular_file import JsonError, open_regular, parse_json, why_pointer
 from llmc.runtime.request_error import RequestError
 from llmc.shown import shown
 
 Array = npt.NDArray[np.float32]
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_DIMENSIONS = 8
+_BEGIN_BYTES = 64
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -32,6 +33,8 @@ def read_tensors(path: Path, skip: Callable[[str], bool]) -> Iterator[tuple[str,
     """
     try:
         with open_regular(path) as file:
+            if (why := why_pointer(file.peek(_BEGIN_BYTES))) is not None:
+                raise AdapterError(f"{path} {why}")
             size = os.fstat(file.fileno()).st_size
             start = 8 + int.from_bytes(file.read(8), "little")
             if start > min(size, _MAX_HEADER_BYTES):

@@ -40,6 +40,9 @@ def nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tracer, "prepare", lambda *_: pytest.fail("an unchecked model was traced"))
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 988097824\n"
+
+
 def check(model: Path) -> None:
     """All that a compilation does before it traces."""
     config = load_config(model)
@@ -351,3 +354,18 @@ def test_fuzzed_checkpoints_raise_the_declared_errors_alone(model: Path) -> None
             assert len(text) < 1500, (number, text)
         (model / "a.safetensors").unlink(missing_ok=True)
     assert refused > FUZZ_CASES // 4
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS, "tokenizer.json", "generation_config.json"])
+def test_files_of_a_clone_without_git_lfs(name: str, model: Path) -> None:
+    (model / name).write_text(POINTER)
+    with pytest.raises(ModelError, match=rf"{name} is a pointer of Git LFS and not .*: run `git lfs pull` in"):
+        check(model)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.gguf"])
+def test_single_files_of_a_clone_without_git_lfs(name: str, tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text(POINTER)
+    (tmp_path / name).symlink_to("blob")
+    with pytest.raises(ModelError, match=rf"{name} is a pointer of Git LFS"):
+        open_source(tmp_path / name).config()

@@ -15,12 +15,11 @@ import numpy as np
 from llmc.models.brief import brief, brief_name
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
-from llmc.models.files import open_file
+from llmc.models.files import open_file, open_followed
 from llmc.models.sources.gguf.metadata import Metadata
 from llmc.models.sources.gguf.types import READ, StoredType, type_name
 from llmc.models.sources.gguf.values import Cursor
 from llmc.models.sources.mapped import release
-from llmc.regular_file import open_regular
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -48,7 +47,7 @@ class GgufFile:
     def __init__(self, path: Path, *, followed: bool = False) -> None:
         self.path = path
         try:
-            with open_regular(path) if followed else open_file(path) as file:
+            with open_followed(path) if followed else open_file(path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise ModelError(f"{path} does not exist; download it, or name the file that is there") from None

@@ -15,11 +15,10 @@ import numpy as np
 from llmc.models.brief import brief, brief_name
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
-from llmc.models.files import open_file
+from llmc.models.files import open_file, open_followed
 from llmc.models.sources.mapped import release
 from llmc.models.sources.onnx.blocks import BlockMatrix, block_matrices
 from llmc.models.sources.onnx.wire import read_skeleton
-from llmc.regular_file import open_regular
 
 if TYPE_CHECKING:
     import onnx
@@ -191,7 +190,7 @@ class OnnxFile:
 def _map(path: Path, *, followed: bool = False) -> mmap.mmap:
     """followed: the path may be a link to anywhere, because a user gave it."""
     try:
-        with open_regular(path) if followed else open_file(path) as file:
+        with open_followed(path) if followed else open_file(path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         if not followed:

@@ -109,6 +109,17 @@ def test_changes_of_parts_that_the_artifact_has_not(begin: str, setting: Setting
             adapters.load("none", changed(setting, tmp_path / "none", tower))
 
 
+def test_a_clone_without_git_lfs(adapters: Adapters, setting: Setting, tmp_path: Path) -> None:
+    path = changed(setting, tmp_path / "x")
+    (path / "adapter_model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
+    with pytest.raises(
+        AdapterError, match=r"adapter_model\.safetensors is a pointer of Git LFS and not the file itself"
+    ):
+        adapters.load("x", path)
+
+
 def test_layers_of_the_vocabulary_that_were_left_out(setting: Setting, tmp_path: Path) -> None:
     """Where their slots would be too large: it is said, by all names that adapters have for them."""
     manifest = read_manifest(setting.artifact)
