@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmc.compiler.partition import HEAD
@@ -42,10 +42,16 @@ def notes(resolved: Resolved, checkpoint: Checkpoint, conversions: Mapping[str, 
     exact = "" if conversions is None else ", exact"
     found = [f"{', '.join(sorted(what))}: {how}{exact}{advice}" for (how, advice), what in sorted(kept.items())]
     for (one, how, advice), matrices in sorted(changed.items()):
-        found.append(f"{one}: {how}, relative error {error_text(error_of(matrices))}{advice}")
+        found.append(f"{one}: {how}, relative error {error_text(error_of(matrices))}{advice}{_infinite(matrices)}")
     if resolved.kv_scales:
         found.append(f"the KV cache has the scales that the {resolved.kv_scales} states for {resolved.kv_dtype}")
     return (*found, *_left_head(resolved, checkpoint), *checkpoint.notes(), *_of_pairs(resolved))
+
+
+def _infinite(matrices: Sequence[Conversion]) -> str:
+    """What has become of numbers that are too large for the new type."""
+    count = sum(one.overflows for one in matrices)
+    return f"; too large for it, and infinite now: {count:,}; a wider --dtype holds them" if count else ""
 
 
 def _of_pairs(resolved: Resolved) -> tuple[str, ...]:

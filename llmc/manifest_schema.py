@@ -349,6 +349,7 @@ class Conversion(Open):
     error: Error
     most: Error
     norm: Error
+    overflows: Annotated[int, Field(ge=0, lt=1 << 62)] = 0
 
 
 class Kernel(Open):

@@ -16,22 +16,25 @@ class Conversion:
     error: RMS of the differences divided by RMS of the values.
     most: largest difference divided by the largest magnitude.
     norm: root of the sum of squared values, the weight of `error` in an average.
+    overflows: finite numbers that the new type has as infinities; the others make up all of the above.
     """
 
     types: str
     error: float
     most: float
     norm: float
+    overflows: int = 0
 
     def record(self) -> dict[str, Any]:
-        """All fields as JSON."""
-        return asdict(self)
+        """All fields as JSON, without a count of nothing."""
+        found = asdict(self)
+        return found if self.overflows else {name: value for name, value in found.items() if name != "overflows"}
 
 
 def conversion_of(record: Mapping[str, Any]) -> Conversion:
     """The inverse of `record`. Raises KeyError, TypeError or ValueError."""
     error, most, norm = (float(record[name]) for name in ("error", "most", "norm"))
-    return Conversion(str(record["types"]), error, most, norm)
+    return Conversion(str(record["types"]), error, most, norm, int(record.get("overflows", 0)))
 
 
 def error_of(matrices: Sequence[Conversion]) -> float:

@@ -55,7 +55,7 @@ def conversions(
 
     with ThreadPoolExecutor(max(1, num_threads)) as pool:
         found = zip(wanted, pool.map(measured, wanted), strict=True)
-        return {request.name: one for request, one in found if one.error}
+        return {request.name: one for request, one in found if one.error or one.overflows}
 
 
 def _is_kept(request: WeightRequest, parameter: Parameter, types: str) -> bool:
@@ -69,20 +69,24 @@ def _is_kept(request: WeightRequest, parameter: Parameter, types: str) -> bool:
 def _measured(request: WeightRequest, parameter: Parameter, types: str, reads: Reads) -> Conversion:
     squares = of_values = 0.0
     most = largest = 0.0
+    overflows = 0
     for value, stored in _pairs(request, parameter):
         reads.add(value.size)
         with np.errstate(invalid="ignore", over="ignore"):
             difference = stored - value
         # Overflow and NaN are excluded: they say nothing of the other values.
-        difference[~np.isfinite(difference)] = 0
-        finite = np.where(np.isfinite(value), value, 0)
+        is_finite = np.isfinite(difference)
+        overflows += int(np.count_nonzero(np.isfinite(value) & ~is_finite))
+        difference[~is_finite] = 0
+        finite = np.where(is_finite, value, 0)
         squares += float(np.square(difference, dtype=np.float64).sum())
         of_values += float(np.square(finite, dtype=np.float64).sum())
         most = max(most, float(np.abs(difference).max(initial=0)))
         largest = max(largest, float(np.abs(finite).max(initial=0)))
     error = math.sqrt(squares / of_values) if of_values else 0.0
     # Few digits suffice for readers.
-    return Conversion(types, _brief(error), _brief(most / largest if largest else 0.0), _brief(math.sqrt(of_values)))
+    most = _brief(most / largest if largest else 0.0)
+    return Conversion(types, _brief(error), most, _brief(math.sqrt(of_values)), overflows)
 
 
 def _brief(value: float) -> float:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmc.compiler.config import CompileConfig
+from llmc.compiler.notes import notes
+from llmc.compiler.resolve import resolve
 from llmc.compiler.store.conversions import conversions
 from llmc.compiler.weight_request import WeightRequest
+from llmc.models import open_source
 from llmc.models.convert import Array
 from llmc.models.loader import Parameter
 from llmc.models.sources.base import Tensor
@@ -19,6 +25,8 @@ from llmc.quantize.formats.base import Quantized
 from llmc.quantize.formats.codes import Codes
 from llmc.quantize.formats.integers import Integers
 from llmc.quantize.rtn import quantize
+
+from support.tiny_models import make_tiny_model
 
 SHAPE = (300, 520)
 
@@ -67,7 +75,15 @@ def test_what_is_no_number_is_left_out() -> None:
     found = lost(request("bf16"), Parameter.of("w", "bf16", value), "f32")
     assert found is not None
     assert 0 < found.error < 1
-    assert found.norm == pytest.approx(float(np.finfo(np.float32).max), rel=1e-3)
+    others = np.delete(value, [3 * value.shape[1] + 4, 5 * value.shape[1] + 6, 7 * value.shape[1] + 8])
+    assert found.norm == pytest.approx(float(np.linalg.norm(others)), rel=1e-3)
+    assert found.overflows == 1
+    assert conversion_of(found.record()) == found
+    narrow = np.zeros(SHAPE, np.float32)
+    narrow[0, 0] = 1e6
+    alone = lost(request("f16"), Parameter.of("w", "f16", narrow), "f32")
+    assert alone is not None
+    assert (alone.error, alone.overflows) == (0.0, 1)
 
 
 @pytest.mark.parametrize("format", [Integers(4, 64, asymmetric=True), Codes("nf4", 64)], ids=str)
@@ -128,3 +144,13 @@ def test_matrices_together() -> None:
 def test_how_an_error_is_written() -> None:
     texts = {0.0: "exact", 0.00166: "0.17 %", 0.0813: "8.1 %", 0.234: "23 %", 1.5: "150 %", 4.2e-7: "0.000042 %"}
     assert {error: error_text(error) for error in texts} == texts
+
+
+def test_numbers_that_become_infinite_are_counted_in_a_note(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama", num_hidden_layers=2)
+    resolved = resolve(CompileConfig(model, tmp_path / "artifact", dtype="f16", target="x86-64-v3"))
+    found = {f"layers.{i}.mlp.down.weight": Conversion("f32", 0.0, 0.0, 1.0, 1000 + i).record() for i in range(2)}
+    assert notes(resolved, open_source(model).checkpoint(), found) == (
+        "mlp.down (F32): rounded to f16, relative error exact; too large for it, and infinite now: 2,001; a wider "
+        "--dtype holds them",
+    )
