@@ -93,6 +93,8 @@ async def encode_chat_ids(
 
     def work() -> list[int]:
         conversation = [_for_template(message) for message in messages]
+        if continue_final_message and isinstance(messages[-1].get("content"), list):
+            conversation[-1]["content"] = text_of(messages[-1]["content"])
         mark = None
         if continue_final_message and not conversation[-1].get("tool_calls"):
             mark = _mark_if_empty(conversation[-1])
@@ -185,13 +187,13 @@ def rest_of_context(server: ServerContext, num_prompt_tokens: int) -> int:
 
 
 def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: text parts joined, arguments of tool calls as objects, developer as system."""
+    """A message as templates expect it: parts are text parts, arguments of tool calls objects, developer is system."""
     plain = dict(message)
     if plain["role"] == "developer":
         plain["role"] = "system"
     content = plain.get("content")
     if isinstance(content, list):
-        plain["content"] = text_of(content)
+        plain["content"] = [{"type": "text", "text": text_of([part])} for part in content]
     elif content is None:
         plain["content"] = ""
     if plain.get("tool_calls") is not None:

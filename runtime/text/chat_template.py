@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.manifest import ManifestError, read_listed
 from llmc.regular_file import decoded
 from llmc.runtime.request_error import RequestError
+from llmc.shown import shown
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -23,6 +24,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 # A template that reads contents as lists of parts looks at their types.
 _LOOKS_AT_TYPES = re.compile(r"""\.type\b|['"]type['"]""")
 _PROBE = "llmc-probe"
+_QUOTED = re.compile(rf"""text['"]:\s*['"]{_PROBE}""")
 # tokenizer_class of tokenizers whose own code sorts the keys of tools before it renders them: Kimi's.
 _SORTS_TOOLS = frozenset({"TikTokenTokenizer"})
 
@@ -42,7 +44,7 @@ class ChatTemplates:
     def __init__(self, path: Path, config: Mapping[str, Any], source: str | None = None) -> None:
         self._sources = _read_templates(path, config) if source is None else _given(path, config, source)
         self._compiled: dict[str, Template] = {}
-        self._takes_parts: dict[tuple[str, str, bool], bool] = {}
+        self._readable: dict[tuple[str, str, bool, bool], bool] = {}
         self._special = {name: text for name in _SPECIAL_TOKENS if (text := token_text(config.get(name))) is not None}
         self._sorts_tools = config.get("tokenizer_class") in _SORTS_TOOLS
 
@@ -67,9 +69,9 @@ class ChatTemplates:
         """The prompt of a conversation. `tools` are JSON schemas, `variables` any further variables of the template.
 
         With tools, the template named tool_use is preferred to the default one. A text becomes a list of one part for a
-        template that would leave it out otherwise, as those of models with images may. Raises RequestError for messages
-        that are malformed or that the template refuses, and its subclass OutOfTime when rendering takes more than
-        MAX_CPU_S.
+        template that would leave it out otherwise, as those of models with images may. Parts of a text stay parts for a
+        template that reads them, and become lines of one text for others. Raises RequestError for messages that are
+        malformed or that the template refuses, and its subclass OutOfTime when rendering takes more than MAX_CPU_S.
         Raises ChatTemplateError when there is no valid template.
         """
         from llmc.runtime.text.template_sandbox import OutOfTime, limited
@@ -79,8 +81,8 @@ class ChatTemplates:
         conversation = _check_messages(messages)
         begun = conversation[0]["role"] == "system"
         for message in conversation:
-            if isinstance(message.get("content"), str) and self._reads_parts_only(name, message["role"], begun):
-                message["content"] = _as_parts(message["content"])
+            if "content" in message:
+                message["content"] = self._as_read(message["content"], name, message["role"], begun)
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise RequestError("tools must be a list of JSON objects, each the schema of a function")
         shown = None if tools is None else _plain(tools)
@@ -121,15 +123,21 @@ class ChatTemplates:
                 raise ChatTemplateError(f"the chat template {name} is not valid: {_one_line(error)}") from error
         return self._compiled[name]
 
-    def _reads_parts_only(self, name: str, role: str, begun: bool) -> bool:
-        """Whether a message of that role shows its text only if its content is a list of parts. begun: a system message
-        begins the conversation."""
-        if not _LOOKS_AT_TYPES.search(self._sources[name]):
+    def _as_read(self, content: str | list[dict[str, str]], name: str, role: str, begun: bool) -> Any:
+        """A content as the template reads it. begun: a system message begins the conversation."""
+        if isinstance(content, str):
+            is_lost = self._reads(name, role, begun, parts=True) and not self._reads(name, role, begun, parts=False)
+            return _as_parts(content) if is_lost else content
+        return content if self._reads(name, role, begun, parts=True) else "\n".join(part["text"] for part in content)
+
+    def _reads(self, name: str, role: str, begun: bool, *, parts: bool) -> bool:
+        """Whether a message of that role shows its text if its content is a list of parts, or a text."""
+        if parts and not _LOOKS_AT_TYPES.search(self._sources[name]):
             return False
-        key = (name, role, begun)
-        if key not in self._takes_parts:
-            self._takes_parts[key] = not self._shows(*key, _PROBE) and self._shows(*key, _as_parts(_PROBE))
-        return self._takes_parts[key]
+        key = (name, role, begun, parts)
+        if key not in self._readable:
+            self._readable[key] = self._shows(name, role, begun, _as_parts(_PROBE) if parts else _PROBE)
+        return self._readable[key]
 
     def _shows(self, name: str, role: str, begun: bool, content: Any) -> bool:
         """Whether a prompt has the text of a message with that content. Raises OutOfTime."""
@@ -142,7 +150,9 @@ class ChatTemplates:
         given = {**self._special, "messages": conversation, "tools": None, "documents": None}
         try:
             with limited(MAX_CPU_S):
-                return _PROBE in self._template(name).render({**given, "add_generation_prompt": False})
+                prompt = self._template(name).render({**given, "add_generation_prompt": False})
+                # In quotes it is a part that is printed as a whole.
+                return _PROBE in prompt and not _QUOTED.search(prompt)
         except OutOfTime:
             raise
         except Exception:  # any exception that the template's code raises
@@ -207,6 +217,12 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
         content = message.get("content")
         if not isinstance(content, (str, list)) and not (content is None and message.get("tool_calls")):
             raise RequestError(f"message {index} has the content {content!r}: give a text or a list of parts")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise RequestError(
+                    f'message {index} has the part {shown(part)}: models here read text: give {{"type": "text", '
+                    '"text": …}'
+                )
         # Templates handle a missing key better than null, which some would print.
         copy = _plain({key: value for key, value in message.items() if value is not None})
         reasoning = next((copy[name] for name in _REASONING if name in copy), None)

@@ -318,6 +318,46 @@ def test_texts_become_parts_where_a_template_reads_nothing_else(template: str, o
     assert ours.render(given) == ours.render(conversation)
 
 
+TEXT = "{{ messages[-1]['content'] }}{% if tools %}{{ tools[0].type }}{% endif %}"
+AS_JSON = "{{ messages[-1]['content'] | tojson }}{% if tools %}{{ tools[0].type }}{% endif %}"
+
+
+@pytest.mark.parametrize("template", [PARTS, EITHER, SYSTEM_AS_TEXT])
+def test_parts_of_a_text_stay_parts_where_a_template_reads_them(template: str) -> None:
+    parts = [{"type": "text", "text": text} for text in ("One, ", "two")]
+    conversation: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": parts}]
+    reference = PreTrainedTokenizerFast(
+        tokenizer_object=Backend(WordLevel({"<unk>": 0}, unk_token="<unk>")), chat_template=template
+    )
+    given = list(conversation)
+    if template == PARTS:
+        given[0] = {**SYSTEM, "content": [{"type": "text", "text": SYSTEM["content"]}]}
+    found = ChatTemplates(Path(), {"chat_template": template}).render(conversation, add_generation_prompt=False)
+    assert found == reference.apply_chat_template(given, tokenize=False)
+    assert "One, two" in found
+
+
+@pytest.mark.parametrize(("template", "text"), [(TEXT, "One, \ntwo"), (AS_JSON, r'"One, \ntwo"')])
+def test_parts_of_a_text_become_one_text_for_other_templates(template: str, text: str) -> None:
+    """They would be printed as lists."""
+    parts = [{"type": "text", "text": text} for text in ("One, ", "two")]
+    ours = ChatTemplates(Path(), {"chat_template": template})
+    assert ours.render([{"role": "user", "content": parts}]) == text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"type": "image"}, {"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, "a text", {"text": "a"}],
+    ids=str,
+)
+def test_parts_that_are_no_text_are_refused(part: object) -> None:
+    ours = ChatTemplates(Path(), {"chat_template": EITHER})
+    with pytest.raises(
+        RequestError, match=r'message 1 has the part .*: models here read text: give \{"type": "text", "t'
+    ):
+        ours.render([SYSTEM, {"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}])
+
+
 def test_the_file_wins_over_the_configuration(tmp_path: Path) -> None:
     """All of it, as in transformers."""
     for own in ("config", NAMED):
