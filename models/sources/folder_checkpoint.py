@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.mistaken_path import single_files
 from llmc.models.brief import brief, brief_name
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
@@ -75,6 +76,8 @@ class FolderCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         found = format_of(path)
+        if found is None and (others := single_files(path)) is not None:
+            raise ModelError(f"{path} has no weights of safetensors or torch, but {others}")
         if found is None:
             raise ModelError(
                 f"{path} holds neither {SAFETENSORS.single} nor {SAFETENSORS.index} nor {TORCH.single}; {AGAIN}"

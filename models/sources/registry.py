@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llmc.mistaken_path import meant
 from llmc.model_path import is_gguf, onnx_graph
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
@@ -70,9 +72,6 @@ def _open(path: Path, **asked: Any) -> ModelSource:
         return GgufSource(path, **asked)
     if (graph := onnx_graph(path)) is not None:
         return OnnxSource(graph, **asked)
-    if path.is_dir():
+    if path.is_dir() and os.path.lexists(path / "config.json"):
         return FolderSource(path, **asked)
-    raise ModelError(
-        f"{path} is not a directory and no .gguf or .onnx file; pass the directory of a Hugging Face checkpoint, or "
-        "such a file"
-    )
+    raise ModelError(meant(path))

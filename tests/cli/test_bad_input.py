@@ -71,7 +71,7 @@ def patch_level(artifact: Path, level: int) -> None:
 
 MODEL_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no directory": (shutil.rmtree, "model"),
-    "no config": (lambda m: (m / "config.json").unlink(), "config.json does not exist"),
+    "no config": (lambda m: (m / "config.json").unlink(), "nor a model directory (no config.json)"),
     "empty config": (lambda m: keep(m / "config.json", 0), "config.json is not valid JSON"),
     "truncated config": (lambda m: keep(m / "config.json", 90), "config.json is not valid JSON"),
     "config of zeros": (lambda m: (m / "config.json").write_bytes(b"\0" * 50), "config.json is not valid JSON"),

@@ -98,6 +98,9 @@ def test_commands_with_many_options_have_headings() -> None:
         ("m/config.json", "give its directory"),
         ("notes.txt", "notes.txt is a file"),
         ("m", "no config.json"),
+        ("web", "but ONNX files: give one of them, such as web/onnx/model_q4.onnx"),
+        ("models--a--b", "is a folder of snapshots: give one of them, models--a--b/snapshots/1f"),
+        (".", "is a folder of the hub's models: give one of them, models--a--b/snapshots/1f"),
     ],
 )
 def test_a_mistaken_path_is_told_what_was_meant(
@@ -110,10 +113,15 @@ def test_a_mistaken_path_is_told_what_was_meant(
         (tmp_path / name).write_text("x")
     with zipfile.ZipFile(tmp_path / "a.bundle", "w") as archive:
         archive.writestr("bundle.json", "{}")
+    (tmp_path / "web" / "onnx").mkdir(parents=True)
+    (tmp_path / "web" / "onnx" / "model_q4.onnx").write_text("x")
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "1f"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
     if given == "m/config.json":
         (tmp_path / given).write_text("{}")
     assert fragment in meant(Path(given))
-    for command in (["run", given, "--prompt", "a"], ["serve", given, "--port", "0"]):
+    for command in (["run", given, "--prompt", "a"], ["serve", given, "--port", "0"], ["compile", given, "-o", "out"]):
         assert cli.main(command) == 1
         errors = capsys.readouterr().err.splitlines()
         assert len(errors) == 1

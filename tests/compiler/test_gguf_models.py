@@ -425,6 +425,6 @@ def test_a_file_without_a_tokenizer_needs_to_be_told(
     fails(
         capsys, 1, ["compile", bare, "-o", tmp_path / "out"], f"tokenizer.json of {bare} is missing", "--no-tokenizer"
     )
-    fails(capsys, 1, ["compile", tmp_path / "gone.gguf", "-o", tmp_path / "out"], "gone.gguf is not a directory and no")
+    fails(capsys, 1, ["compile", tmp_path / "gone.gguf", "-o", tmp_path / "out"], "gone.gguf does not exist: give")
     fails(capsys, 1, ["run", tmp_path / "gone.gguf", "--prompt", "a"], "gone.gguf does not exist")
     assert not (tmp_path / "out").exists()

@@ -244,13 +244,13 @@ def test_config_errors(tiny: Path, changes: dict[str, Any], message: str) -> Non
 
 
 def test_config_files_that_are_not_there_or_not_json(tiny: Path) -> None:
-    with pytest.raises(ModelError, match="is not a directory"):
+    with pytest.raises(ModelError, match="nothing does not exist: give"):
         load_config(tiny / "nothing")
     (tiny / "config.json").write_text("{")
     with pytest.raises(ModelError, match="is not valid JSON"):
         load_config(tiny)
     (tiny / "config.json").unlink()
-    with pytest.raises(ModelError, match="does not exist"):
+    with pytest.raises(ModelError, match=r"nor a model directory \(no config.json\)"):
         load_config(tiny)
 
 

@@ -16,6 +16,7 @@ from bench.fuzz_onnx import read_onnx
 from bench.onnx_bytes import POSITIONS, small_decoder
 from llmc.models import ModelError, open_source
 from llmc.models.loader import Parameter, load_parameters
+from llmc.models.sources.folder_checkpoint import FolderCheckpoint
 from llmc.models.sources.onnx.quantized import REFUSED
 
 from support.failing import fails
@@ -299,6 +300,15 @@ def test_layouts_of_folders(tmp_path: Path) -> None:
         (place / "config.json").write_text(json.dumps(fields))
     for path in (hub, hub / "onnx" / "model.onnx", plain, plain / "model.onnx"):
         assert open_source(path).config().eos_token_ids == (7,)
+
+
+def test_a_folder_with_a_config_and_graphs_of_other_names(tmp_path: Path) -> None:
+    """As of transformers.js."""
+    (tmp_path / "onnx").mkdir()
+    save(small_decoder(), tmp_path / "onnx" / "model_fp16.onnx")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"has no weights .* ONNX files: give one of them, .*/model_fp16\.onnx"):
+        FolderCheckpoint(tmp_path)
 
 
 def test_no_tokenizer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
