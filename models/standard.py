@@ -192,11 +192,16 @@ def special_tokens(fields: Fields, generation: Fields, vocab: int) -> tuple[tupl
     """(ids that end a text, id that begins one). generation_config.json takes precedence: the authors generate with
     it."""
 
-    def ids(name: Literal["eos_token_id", "bos_token_id"]) -> tuple[int, ...]:
-        return (generation if generation.has(name) else fields).token_ids(name)
+    def ids(name: Literal["eos_token_id", "bos_token_id"], most: int | None = None) -> tuple[int, ...]:
+        of = generation if generation.has(name) else fields
+        found = of.token_ids(name)[:most]
+        for token in found:
+            if token >= vocab:
+                raise ModelError(
+                    f"{of.origin}: {name} {token} is outside the vocabulary of {vocab} tokens; correct it, or download "
+                    "the checkpoint again"
+                )
+        return found
 
-    eos, bos = ids("eos_token_id"), ids("bos_token_id")
-    for token in (*eos, *bos[:1]):
-        if token >= vocab:
-            raise ModelError(f"{fields.origin}: token id {token} is outside the vocabulary of {vocab} tokens")
+    eos, bos = ids("eos_token_id"), ids("bos_token_id", most=1)
     return eos, bos[0] if bos else None

@@ -263,6 +263,16 @@ def test_generation_config_wins(tiny: Path) -> None:
     assert (config.eos_token_ids, config.bos_token_id) == ((2,), 1)
 
 
+def test_an_end_outside_the_vocabulary_is_named_with_its_file(tiny: Path) -> None:
+    (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 515]}))
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id 515 is outside the vocabulary of 515"):
+        load_config(tiny)
+    (tiny / "generation_config.json").unlink()
+    edit_config(tiny, bos_token_id=600)
+    with pytest.raises(ModelError, match=r"/config\.json: bos_token_id 600 is outside the vocabulary of 515 tok"):
+        load_config(tiny)
+
+
 def test_unknown_family() -> None:
     with pytest.raises(ModelError, match=r"'Llama' is not supported; supported are llama"):
         get_family("Llama")
