@@ -74,6 +74,7 @@ class OnnxFile:
         self._places: dict[str, _Place] = {}
         for tensor in self.model.graph.initializer:
             self._add(tensor, skeleton.places.get(tensor.name))
+        self._take_constants()
         self.blocks = block_matrices(self)
 
     @property
@@ -98,6 +99,20 @@ class OnnxFile:
                 "model again with one of these"
             )
         return int(versions[0])
+
+    def _take_constants(self) -> None:
+        """Makes initializers of matrices that are constants of nodes."""
+        graph = self.model.graph
+        for i in reversed(range(len(graph.node))):
+            node = graph.node[i]
+            value = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
+            if value is None or len(value.dims) != 2 or len(node.output) != 1:
+                continue
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(value)
+            tensor.name = node.output[0]
+            self._add(tensor, None)
+            del graph.node[i]
 
     def _wrong(self, why: str) -> ModelError:
         return ModelError(f"{self.path} is not an ONNX model that can be read ({why}); {_AGAIN}")

@@ -140,6 +140,49 @@ def _rotary(call: Call) -> Written:
     return out
 
 
+def _rotary_of_onnx(call: Call) -> Written:
+    """ONNX's own RotaryEmbedding: input, cos_cache, sin_cache and, where these have a row for each position,
+    position_ids."""
+    out, shape = Written(call), call.shapes[0]
+    assert shape is not None
+    cos, sin = call.values(1), call.values(2)
+    if call.has(3):
+        cos, sin = cos[call.values(3)], sin[call.values(3)]
+    if len(shape) == 3:
+        heads = call.attribute("num_heads", 0)
+        if heads < 1:
+            raise NotWrittenOut("has no number of heads")
+        batch, tokens, whole = shape
+        x, width = _heads(out, call.node.input[0], (batch, tokens, whole), heads)
+    else:
+        x, (batch, heads, tokens, width) = call.node.input[0], shape
+    dim = call.attribute("rotary_embedding_dim", 0) or width
+    tables = (table[..., : dim // 2].astype(np.float32) for table in (cos, sin))
+    turned = _rotated(out, x, (batch, heads, tokens, width), *tables, pairs=bool(call.attribute("interleaved", 0)))
+    if len(shape) == 3:
+        _joined(out, turned, batch, tokens, heads * width, call.node.output[0])
+    else:
+        out.add("Identity", turned, to=call.node.output[0])
+    return out
+
+
+def _product(call: Call) -> Written:
+    """FusedMatMul: a product of matrices, each transposed or not, times alpha."""
+    out, inputs = Written(call), list(call.node.input[:2])
+    if call.attribute("transBatchA", 0) or call.attribute("transBatchB", 0):
+        raise NotWrittenOut("has the attribute transBatchA or transBatchB")
+    for place, name in enumerate(("transA", "transB")):
+        shape = call.shapes[place]
+        if call.attribute(name, 0) and shape is not None:
+            axes = list(range(len(shape)))
+            inputs[place] = out.add("Transpose", inputs[place], perm=[*axes[:-2], axes[-1], axes[-2]])
+    alpha = call.attribute("alpha", 1.0)
+    product = out.add("MatMul", *inputs, to=call.node.output[0] if alpha == 1.0 else None)
+    if alpha != 1.0:
+        out.add("Mul", product, out.constant(alpha), to=call.node.output[0])
+    return out
+
+
 def _grouped_query(call: Call) -> Written:
     """GroupQueryAttention: query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache,
     sin_cache.
@@ -263,6 +306,8 @@ def _block_product(call: Call) -> Written:
 
 FUSED: Mapping[tuple[str, str], Callable[[Call], Written]] = {
     (MICROSOFT, "RotaryEmbedding"): _rotary,
+    ("", "RotaryEmbedding"): _rotary_of_onnx,
+    (MICROSOFT, "FusedMatMul"): _product,
     _ATTENTION: _grouped_query,
     _OF_ENCODERS: _encoder_attention,
     BLOCKS: _block_product,

@@ -31,7 +31,7 @@ from llmc.models.sources.onnx.fused import FUSED, Call, NotWrittenOut
 from llmc.models.sources.onnx.probe import TOKENS, TYPES, Inputs
 from llmc.models.sources.onnx.quantized import REFUSED
 
-_MATRIX_READERS = {"MatMul": 2, "Gemm": 2, "Gather": 1, "Attention": 2}
+_MATRIX_READERS = {"MatMul": 2, "FusedMatMul": 2, "Gemm": 2, "Gather": 1, "Attention": 2}
 """Number of leading inputs of each op that are matrices if they are initializers."""
 _PASSED_ON = ("Cast", "Transpose", "Identity")
 _KEEPS_TOKENS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
