@@ -18,8 +18,9 @@ from llmc.runtime.offline.prompts import Prompt, PromptError
 
 _HELP = """Compute the vector or the labels of each text with an artifact or a model (downloaded, compiled, cached).
 
-Texts come from --prompt, --prompts or, with neither, from stdin, one per line. Each text gives one JSON object per line
-on stdout, in the order of the texts. It has "embedding", or "label" and "scores" if the model was compiled to classify.
+Texts come from --prompt, --prompts or, with neither, from stdin, one per line; blank lines are skipped. Each text gives
+one JSON object per line on stdout, in the order of the texts. It has "embedding", or "label" and "scores" if the model
+was compiled to classify.
 
 \b
 Examples:

@@ -9,8 +9,8 @@ import typer
 
 _HELP = """Sort documents by how well they answer a query, with an artifact that was compiled with --task rank.
 
-Documents come from --document, --documents or, with neither, from stdin, one per line. The output is sorted, best
-first. Each line has a score and a text, or with --json a JSON object.
+Documents come from --document, --documents or, with neither, from stdin, one per line; blank lines are skipped.
+The output is sorted, best first. Each line has a score and a text, or with --json a JSON object.
 
 \b
 Examples:

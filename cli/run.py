@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 _HELP = """Generate text for a batch of prompts with an artifact or a model (downloaded, compiled, cached).
 
-Prompts come from --prompt, --prompts or, with neither, from stdin, one per line. Sampling defaults are the model's own.
-Texts go to stdout while they are generated, in the order of the prompts. --stats prints the engine's work on stderr.
+Prompts come from --prompt, --prompts or, with neither, from stdin, one per line; blank lines are skipped. Sampling
+defaults are the model's own. Texts go to stdout while they are generated, in the order of the prompts. --stats prints
+the engine's work on stderr.
 
 \b
 Examples:
