@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from llmc.compiler.calibration.checkpoint import write_checkpoint
 from llmc.compiler.calibration.estimate import estimate
@@ -20,6 +21,8 @@ from llmc.compiler.store.staging import staged_directory
 from llmc.models.fields import Fields
 from llmc.quantize.checkpoints import StoredTensor
 from llmc.quantize.export.gguf import Gguf
+
+_TIED, _TEXT = "tie_word_embeddings", "text_config"
 
 
 def estimate_of(config: CalibrationConfig) -> tuple[Estimate, tuple[str, ...]]:
@@ -77,8 +80,17 @@ def _write(task: Task, plan: Plan, work: Work, progress: Progress) -> int:
         names = [name for sources in plan.sources.values() for name in sources]
         return write_gguf(config.output, config.model.name, task.model, files, names, tensors, settings, on_part)
     values = Fields.read(config.model / "config.json").values
+    if not task.model.tie_word_embeddings:
+        values = _untied(values)
     with staged_directory(config.output) as folder:
         return write_checkpoint(folder, values, settings, tensors, files, on_part)
+
+
+def _untied(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config that ties nothing. Readers that believe one that does would drop the checkpoint's own projection."""
+    found = {name: False if name == _TIED else value for name, value in values.items()}
+    text = found.get(_TEXT)
+    return {**found, _TEXT: _untied(text)} if isinstance(text, dict) else found
 
 
 def _all_tensors(task: Task, plan: Plan, work: Work) -> Mapping[str, StoredTensor]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme, disable_quantization
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from llmc.cli.main import main
@@ -120,6 +120,18 @@ def test_the_library_reads_what_is_written(quant: QuantConfig, method: str, mode
     found = layer.weight.detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert (scheme.input_activations is not None) == (settings["format"] in ("int-quantized", "float-quantized"))
+
+
+def test_a_head_of_its_own_stays_where_the_config_ties_it(tmp_path: Path) -> None:
+    """The config that is written says so, for readers that believe it."""
+    model = make_model(tmp_path / "model", tie_word_embeddings=True)
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.weight"] = 8.0 * tensors["model.embed_tokens.weight"].flip(0)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    output = written(model, tmp_path / "out", QuantConfig("w8a16"), "rtn")
+    assert json.loads((output / "config.json").read_text())["tie_word_embeddings"] is False
+    assert torch.equal(load_file(output / "model.safetensors")["lm_head.weight"], tensors["lm_head.weight"])
+    assert relative_error(logits(output), logits(model)) < 0.05
 
 
 def test_float_schemes_round_as_the_compiler_does(model: Path, tmp_path: Path) -> None:
