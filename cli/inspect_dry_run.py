@@ -87,6 +87,7 @@ def _print_table(model: Path, found: DryRun) -> None:
         if buckets:
             range_ = buckets[0] if len(buckets) == 1 else f"{buckets[0]} to {buckets[-1]}"
             table.add_row(f"{phase} buckets", f"{len(buckets)}, {range_}")
-    table.add_row("commands of a decode step", f"{found.commands:,}, of {found.kernels} kernels")
+    phase = "decode" if found.buckets["decode"] else "prefill"
+    table.add_row(f"commands of a {phase} step", f"{found.commands:,}, of {found.kernels} kernels")
     table.add_row("compile time, estimated", f"{found.compile_s:.0f} s")
     print_table(table)

@@ -20,6 +20,7 @@ from llmc.models import ModelError
 from support.compiled import compile_tiny
 from support.paths import SHARED
 from support.real_configs import REFUSED, RESOLVED, size_in_name
+from support.tiny_encoders import make_encoder
 from support.tiny_models import make_tiny_model
 from support.verified import Limit, refuses
 
@@ -49,6 +50,17 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], dict[str, Any]]:
         return found
 
     return command
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_the_step_that_is_planned_is_named(phase: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Models that give vectors have no decode steps."""
+    if phase == "decode":
+        make_tiny_model(tmp_path / "m", "llama", num_hidden_layers=1)
+    else:
+        make_encoder(tmp_path / "m", "bert", num_hidden_layers=1)
+    assert cli.main(["inspect", "--dry-run", str(tmp_path / "m")]) == 0
+    assert f"commands of a {phase} step" in capsys.readouterr().out
 
 
 def test_a_compilation_makes_what_it_says(tmp_path: Path) -> None:
