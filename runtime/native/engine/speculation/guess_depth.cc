@@ -1,6 +1,7 @@
 #include "engine/speculation/guess_depth.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace llmc {
@@ -10,69 +11,93 @@ namespace {
 // Low times weigh more: other programs only add to them.
 void Mix(double value, double* mean) { *mean += (*mean == 0 ? 1 : value < *mean ? 0.3 : 0.1) * (value - *mean); }
 
+// Expected number of right guesses, if `most` go along.
+double Right(double odds, uint32_t most) { return odds >= 1 ? most : odds * (1 - std::pow(odds, most)) / (1 - odds); }
+
 }  // namespace
 
-// Fills gains_, the likeliest guesses first. Resets all depths.
-void GuessDepth::SortGains(std::vector<GuessChoice>* choices) {
+void GuessDepth::SortGains(uint32_t levels, std::vector<GuessChoice>* choices) {
   gains_.clear();
   for (uint32_t i = 0; i < choices->size(); ++i) {
     GuessChoice& choice = (*choices)[i];
     choice.depth = 0;
+    const uint32_t made = std::min(levels, choice.draft_most);
+    choice.drafted = Right(choice.draft_odds, made) > Right(choice.odds, choice.most);
+    const double base = choice.drafted ? choice.draft_odds : choice.odds;
     double odds = 1;
-    for (uint32_t j = 0; j < choice.most; ++j) gains_.push_back({odds *= choice.odds, i, j + 1, choice.drafted});
+    for (uint32_t j = 0; j < (choice.drafted ? made : choice.most); ++j)
+      gains_.push_back({odds *= base, base, i, j + 1});
   }
   // Odds of one sequence fall, so its guesses stay in order.
   std::stable_sort(gains_.begin(), gains_.end(), [](const Gain& a, const Gain& b) { return a.odds > b.odds; });
 }
 
+// Of large numbers only some, as each costs a search.
+template <class Try>
+void GuessDepth::EachDepth(double draft_share, std::vector<GuessChoice>* choices, Try try_levels) {
+  uint32_t levels = 0;
+  for (const GuessChoice& choice : *choices) levels = std::max(levels, choice.draft_most);
+  for (; levels > 0; levels -= levels > 16 ? 8 : levels > 8 ? 2 : 1) {
+    if (draft_share * levels > credit_ + kMostLoss) continue;
+    SortGains(levels, choices);
+    try_levels(levels);
+  }
+  SortGains(0, choices);
+  try_levels(0);
+}
+
+void GuessDepth::Apply(const Best& best, std::vector<GuessChoice>* choices) {
+  if (best.levels > 0) SortGains(best.levels, choices);
+  for (uint32_t i = 0; i < best.guesses; ++i) ++(*choices)[gains_[i].choice].depth;
+}
+
+// For each number of levels, a draft's guesses up to it cost rows alone, as known ones do.
 void GuessDepth::Choose(uint64_t contexts, uint32_t room, const Again& again, std::vector<GuessChoice>* choices) {
   const uint32_t seqs = static_cast<uint32_t>(choices->size());
-  SortGains(choices);
-  if (gains_.empty() || !costs_.Known(seqs, contexts)) return;
-  const uint32_t tried = costs_.MostExtra(seqs);
-  const uint32_t most = std::min({room, static_cast<uint32_t>(gains_.size()), tried - std::min(tried, again.rows)});
-  const double without = costs_.Extra(seqs, again.rows);
-  double tokens = seqs, best_rate = seqs / (1 + without), later = 0;
-  uint32_t best = 0, levels = 0;
-  const double draft_share = DraftShare(seqs);
-  for (uint32_t count = 1; count <= most; ++count) {
-    const Gain& gain = gains_[count - 1];
-    tokens += gain.odds;
-    if (gain.drafted) levels = std::max(levels, gain.level);
-    const double rows = costs_.Extra(seqs, again.rows + count), drafting = draft_share * levels;
-    // The step costs this much even if all guesses are wrong.
-    if (rows - without + drafting > credit_ + kMostLoss) break;
-    // The mean number of right ones of a sequence where not all of its guesses are.
-    if (again.right) {
-      const double odds = (*choices)[gain.choice].odds;
-      later += gain.odds - gain.level * gain.odds + (gain.level > 1 ? (gain.level - 1) * gain.odds / odds : 0);
-    }
-    const double all = rows * (1 + later / (again.rows + count)) + drafting;
-    if (tokens / (1 + all) > best_rate) {
+  if (!costs_.Known(seqs, contexts)) return SortGains(0, choices);
+  const uint32_t tried = costs_.MostExtra(seqs), spare = std::min(room, tried - std::min(tried, again.rows));
+  const double without = costs_.Extra(seqs, again.rows), draft_share = DraftShare(seqs);
+  double best_rate = seqs / (1 + without);
+  Best best;
+  EachDepth(draft_share, choices, [&](uint32_t levels) {
+    const double drafting = draft_share * levels;
+    double tokens = seqs, later = 0;
+    for (uint32_t count = 1; count <= std::min<std::size_t>(spare, gains_.size()); ++count) {
+      const Gain& gain = gains_[count - 1];
+      tokens += gain.odds;
+      const double rows = costs_.Extra(seqs, again.rows + count);
+      // The step costs this much even if all guesses are wrong.
+      if (rows - without + drafting > credit_ + kMostLoss) break;
+      // The mean number of right ones of a sequence where not all of its guesses are.
+      if (again.right) {
+        later += gain.odds - gain.level * gain.odds + (gain.level > 1 ? (gain.level - 1) * gain.odds / gain.base : 0);
+      }
+      const double all = rows * (1 + later / (again.rows + count)) + drafting;
+      if (tokens / (1 + all) <= best_rate) continue;
       best_rate = tokens / (1 + all);
-      best = count;
+      best = {levels, count};
     }
-  }
-  for (uint32_t i = 0; i < best; ++i) ++(*choices)[gains_[i].choice].depth;
+  });
+  Apply(best, choices);
 }
 
 void GuessDepth::ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, std::vector<GuessChoice>* choices) {
-  SortGains(choices);
-  if (gains_.empty() || row_ns_ == 0 || !costs_.Known(seqs, contexts)) return;
+  if (row_ns_ == 0 || !costs_.Known(seqs, contexts)) return SortGains(0, choices);
   const double row = row_ns_ / costs_.Plain(seqs), draft_share = DraftShare(seqs);
-  double gain = 0, best_gain = 0;
-  uint32_t best = 0, levels = 0;
-  for (uint32_t count = 1; count <= std::min<std::size_t>(room, gains_.size()); ++count) {
-    gain += gains_[count - 1].odds / seqs;
-    if (gains_[count - 1].drafted) levels = std::max(levels, gains_[count - 1].level);
-    const double extra = row * count + draft_share * levels;
-    if (extra > credit_ + kMostLoss) break;
-    if (gain - extra > best_gain) {
+  double best_gain = 0;
+  Best best;
+  EachDepth(draft_share, choices, [&](uint32_t levels) {
+    double gain = 0;
+    for (uint32_t count = 1; count <= std::min<std::size_t>(room, gains_.size()); ++count) {
+      gain += gains_[count - 1].odds / seqs;
+      const double extra = row * count + draft_share * levels;
+      if (extra > credit_ + kMostLoss) break;
+      if (gain - extra <= best_gain) continue;
       best_gain = gain - extra;
-      best = count;
+      best = {levels, count};
     }
-  }
-  for (uint32_t i = 0; i < best; ++i) ++(*choices)[gains_[i].choice].depth;
+  });
+  Apply(best, choices);
 }
 
 bool GuessDepth::PaysToRead(uint32_t seqs, uint64_t contexts, double odds, uint32_t most, uint32_t tokens,

@@ -8,12 +8,15 @@
 
 namespace llmc {
 
-// Number of guesses of one sequence in the step.
+// Number of guesses of one sequence in the step. They are of one kind: known already, or still to be made by a draft,
+// one level at a time for all sequences.
 struct GuessChoice {
-  double odds = 0;  // probability that a guess is right if those before it are
-  uint32_t most = 0;  // most guesses it may bring
+  double odds = 0;  // probability that a known guess is right if those before it are
+  uint32_t most = 0;  // most of them
   uint32_t depth = 0;  // chosen number
-  bool drafted = false;  // a draft makes them, one level at a time for all sequences
+  double draft_odds = 0;  // the same of a draft's guesses
+  uint32_t draft_most = 0;
+  bool drafted = false;  // the chosen kind
 };
 
 class GuessDepth {
@@ -57,14 +60,21 @@ class GuessDepth {
   // Credit is bounded: gains of long ago must not be lost all at once when the text changes.
   static constexpr double kFirstCredit = 1, kMostCredit = 4;
   struct Gain {
-    double odds;
+    double odds, base;  // base: odds of each guess of the sequence
     uint32_t choice, level;
-    bool drafted;
+  };
+  struct Best {
+    uint32_t levels = 0, guesses = 0;  // of a draft; of all kinds, the first of gains_
   };
   // Assumed until a draft is timed, in the warm-up or while serving. kDraftShare: cost of a level as a share of a step;
   // kReadShare: cost of reading a token as a share of a level.
   static constexpr double kDraftShare = 0.25, kReadShare = 0.1;
-  void SortGains(std::vector<GuessChoice>* choices);
+  // Chooses the kind of each sequence, where a draft makes so many levels, and lists gains_, the likeliest first.
+  void SortGains(uint32_t levels, std::vector<GuessChoice>* choices);
+  // Calls try_levels() behind SortGains(levels), for numbers of a draft's levels that the credit covers, down to 0.
+  template <class Try>
+  void EachDepth(double draft_share, std::vector<GuessChoice>* choices, Try try_levels);
+  void Apply(const Best& best, std::vector<GuessChoice>* choices);
   double DraftShare(uint32_t seqs) const { return draft_ns_ > 0 ? draft_ns_ / costs_.Plain(seqs) : kDraftShare; }
 
   StepCosts costs_;

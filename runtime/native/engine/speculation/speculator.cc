@@ -35,30 +35,13 @@ Speculator::Proposal Speculator::Propose(const StepItem& item, uint64_t reach) {
   proposal.sequence = s;
   proposal.size = static_cast<uint32_t>(s->tokens.size());
   proposal.first = static_cast<uint32_t>(guesses_.size());
-  proposal.repeated = -1;
   proposal.decode = item.decodes() && item.sample && MayGuess(*s);
   if (!proposal.decode) return proposal;
   if (s->lookahead == nullptr) s->lookahead = std::make_unique<Lookahead>();
   if (s->request->guided) return AskHost(proposal, reach);
   if (made_up_ >= 0) return MakeUp(proposal, reach);
-  return draft_ == nullptr ? LookUp(proposal, reach) : LookUpOrAsk(proposal, reach);
-}
-
-// Guesses of a repetition cost nothing, so they go along if they are as likely as a draft's. Else the first is rated.
-Speculator::Proposal Speculator::LookUpOrAsk(Proposal proposal, uint64_t reach) {
-  if (always_) return AskDraft(proposal, reach);
-  Proposal repeated = LookUp(proposal, reach);
-  Proposal drafted = AskDraft(proposal, reach);
-  if (repeated.most > 0 && OddsOf(repeated) >= OddsOf(drafted)) {
-    repeated.unread = drafted.unread;
-    return repeated;
-  }
-  if (repeated.count > 0) {
-    drafted.repeated = guesses_[repeated.first];
-    drafted.repeated_length = repeated.match_length;
-  }
-  guesses_.resize(proposal.first);
-  return drafted;
+  if (draft_ == nullptr) return LookUp(proposal, reach);
+  return AskDraft(always_ ? proposal : LookUp(proposal, reach), reach);
 }
 
 Speculator::Proposal Speculator::LookUp(Proposal proposal, uint64_t reach) {
@@ -115,20 +98,30 @@ std::vector<int32_t> Speculator::Offer(Sequence* s) {
 // The draft guesses only after the numbers of guesses that go along are chosen.
 Speculator::Proposal Speculator::AskDraft(Proposal proposal, uint64_t reach) {
   Sequence* s = proposal.sequence;
-  proposal.match_length = Acceptance::kDraft;
   if (s->lookahead->draft == nullptr) s->lookahead->draft = std::make_unique<DraftState>(draft_.get());
   const uint32_t own_reach = draft_->Reach(*s);
   if (proposal.size >= own_reach) return proposal;
   proposal.unread = !draft_->Knows(*s);
-  if (!proposal.unread) proposal.most = MostOf(proposal, std::min<uint64_t>(reach, own_reach));
+  if (!proposal.unread) proposal.draft_most = MostOf(proposal, std::min<uint64_t>(reach, own_reach));
   return proposal;
 }
 
+GuessChoice Speculator::ChoiceOf(const Proposal& p) const {
+  GuessChoice choice;
+  choice.most = p.most;
+  if (p.most > 0) choice.odds = acceptance_.Odds(*p.evidence(), p.match_length);
+  choice.draft_most = p.draft_most;
+  if (p.draft_most > 0) choice.draft_odds = acceptance_.Odds(p.sequence->lookahead->drafted, Acceptance::kDraft);
+  return choice;
+}
+
 // Lets the draft read the first text that is worth it, in pieces of one per step, so that others do not wait for long.
+// Texts that repeat themselves get on without it.
 Status Speculator::ReadOn() {
   const uint32_t seqs = num_decodes_;
-  for (const Proposal& p : proposals_) {
-    if (!p.unread) continue;
+  for (std::size_t i = 0; i < proposals_.size(); ++i) {
+    const Proposal& p = proposals_[i];
+    if (!p.unread || choices_[i].depth > 0) continue;
     const Sequence& s = *p.sequence;
     const double odds = acceptance_.Odds(s.lookahead->drafted, Acceptance::kDraft);
     const uint32_t left = s.request->max_length - p.size;
@@ -145,7 +138,7 @@ Status Speculator::ReadOn() {
 Status Speculator::MakeGuesses() {
   tasks_.clear();
   uint32_t levels = 0;
-  const auto asks = [this](std::size_t i) { return choices_[i].depth > 0 && proposals_[i].drafted(); };
+  const auto asks = [this](std::size_t i) { return choices_[i].depth > 0 && choices_[i].drafted; };
   for (std::size_t i = 0; i < proposals_.size(); ++i) {
     if (!asks(i)) continue;
     tasks_.push_back({proposals_[i].sequence, choices_[i].depth, 0});
@@ -158,8 +151,9 @@ Status Speculator::MakeGuesses() {
   std::size_t task = 0;
   for (std::size_t i = 0; i < proposals_.size(); ++i) {
     if (!asks(i)) continue;
-    proposals_[i].first = tasks_[task].first;
-    proposals_[i].count = choices_[i].depth = tasks_[task].depth;
+    proposals_[i].drafted = true;
+    proposals_[i].draft_first = tasks_[task].first;
+    proposals_[i].draft_count = choices_[i].depth = tasks_[task].depth;
     ++task;
   }
   return Status::Ok();
@@ -167,7 +161,8 @@ Status Speculator::MakeGuesses() {
 
 void Speculator::ChooseAll(uint32_t room) {
   for (GuessChoice& choice : choices_) {
-    choice.depth = std::min(choice.most, room);
+    choice.drafted = choice.draft_most > 0;
+    choice.depth = std::min(choice.drafted ? choice.draft_most : choice.most, room);
     room -= choice.depth;
   }
 }
@@ -194,8 +189,7 @@ Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
     num_decodes_ += proposal.decode || !mixed_;
     if (proposal.decode || !mixed_) contexts_ += item.start + item.count;
     num_again_ += item.num_again;
-    const bool drafted = draft_ != nullptr && proposal.drafted();
-    choices_.push_back({OddsOf(proposal), proposal.most, 0, drafted});
+    choices_.push_back(ChoiceOf(proposal));
   }
   const uint32_t room = scheduler->GuessRoom(*plan);
   if (always_) {
@@ -214,7 +208,7 @@ Status Speculator::Plan(Scheduler* scheduler, StepPlan* plan) {
   }
   for (std::size_t i = 0; i < proposals_.size(); ++i) {
     Proposal& p = proposals_[i];
-    p.depth = scheduler->AddGuesses(guesses_.data() + p.first, choices_[i].depth, &plan->items[i], plan);
+    p.depth = scheduler->AddGuesses(guesses_.data() + p.first_taken(), choices_[i].depth, &plan->items[i], plan);
   }
   if (plan->guessing && !scheduler->ChooseForGuesses(plan)) {
     for (Proposal& p : proposals_) p.depth = 0;
@@ -241,23 +235,30 @@ void Speculator::Fork(const Sequence& parent, Sequence* child) const {
   child->lookahead->states = parent.lookahead->states;
 }
 
-// Rates guesses up to the first wrong one; returns how many went along and were right. The first is rated even if it
-// did not go along: it was right if its token came.
+uint32_t Speculator::Rate(const Proposal& p, uint32_t first, uint32_t looked, uint32_t match_length, Evidence* own) {
+  if (looked == 0) return 0;
+  const int32_t* came = p.sequence->tokens.data() + p.size;
+  const int32_t* guessed = guesses_.data() + first;
+  const uint32_t hits = static_cast<uint32_t>(std::mismatch(came, came + looked, guessed).first - came);
+  acceptance_.Add(match_length, std::min(hits + 1, looked), hits, own);
+  return hits;
+}
+
+// Rates guesses, known ones even if they did not go along: of these the first alone, or as many as tokens came where a
+// draft's went along. Returns how many went along and were right.
 uint32_t Speculator::Judge(const Proposal& p) {
   if (!p.decode) return 0;
+  Lookahead& lookahead = *p.sequence->lookahead;
   const uint32_t known = static_cast<uint32_t>(p.sequence->tokens.size()) - p.size;
-  const uint32_t looked = std::min({std::max(p.depth, 1u), p.count, known});
-  const int32_t* came = p.sequence->tokens.data() + p.size;
-  const int32_t* guessed = guesses_.data() + p.first;
-  const uint32_t hits = static_cast<uint32_t>(std::mismatch(came, came + looked, guessed).first - came);
-  if (p.repeated >= 0 && known > 0) {
-    acceptance_.Add(p.repeated_length, 1, *came == p.repeated, &p.sequence->lookahead->repeated);
+  const uint32_t looked = p.drafted ? std::min(p.count, known) : std::min({std::max(p.depth, 1u), p.count, known});
+  uint32_t taken = looked;
+  uint32_t hits = Rate(p, p.first, looked, p.match_length, p.evidence());
+  if (p.drafted) {
+    taken = std::min({p.depth, p.draft_count, known});
+    hits = Rate(p, p.draft_first, taken, Acceptance::kDraft, &lookahead.drafted);
   }
-  if (looked == 0 && p.drafted()) acceptance_.Age(p.match_length, p.evidence());
-  if (looked == 0) return 0;
-  const uint32_t judged = std::min(hits + 1, looked);
-  if (p.depth > 0) num_judged_ += judged;
-  acceptance_.Add(p.match_length, judged, hits, p.evidence());
+  if (p.draft_most > 0 && p.depth == 0) acceptance_.Age(Acceptance::kDraft, &lookahead.drafted);
+  if (p.depth > 0) num_judged_ += std::min(hits + 1, taken);
   return std::min(hits, p.depth);
 }
 

@@ -16,8 +16,8 @@ namespace llmc {
 class Speculator {
  public:
   // most: most guesses per sequence and step; 0: none. always: guess whether it pays or not.
-  // draft: model that makes guesses, but for those that are looked up in prompt and output, where these are as likely to
-  // be right; nullptr: all are looked up. With `always`, all are its own.
+  // draft: model that makes guesses where that promises more than those that are looked up in prompt and output; nullptr:
+  // all are looked up. With `always`, all are its own.
   // made_up: token that all guesses are, in a simulation; -1: none.
   Speculator(uint32_t most, bool always, std::unique_ptr<DraftModel> draft, int32_t made_up = -1)
       : most_(most), always_(always), made_up_(made_up), draft_(std::move(draft)) {}
@@ -46,29 +46,32 @@ class Speculator {
   void Learn(uint64_t tokens, uint64_t ns);
 
  private:
-  // Guesses for an item of the step: guesses_[first, first + count), of which `most` may go along and `depth` do.
+  // Guesses for an item of the step: known ones are guesses_[first, first + count), of which `most` may go along. A
+  // draft may make `draft_most` others, and has made guesses_[draft_first, draft_first + draft_count). `depth` of one
+  // kind go along.
   struct Proposal {
     Sequence* sequence;
     uint32_t size;  // tokens of the sequence before the step
-    uint32_t match_length, first, count, most, depth;
+    uint32_t match_length, first, count, most;
+    uint32_t draft_most, draft_first, draft_count;
+    uint32_t depth;
+    bool drafted;  // the draft's go along
     bool decode;  // computes one token and draws the next
     bool unread;  // the draft does not know its text yet
-    // Of a draft's guesses: what a repetition of that length would have guessed first, to be rated, or -1.
-    int32_t repeated;
-    uint32_t repeated_length;
-    bool drafted() const { return match_length == Acceptance::kDraft; }
-    Evidence* evidence() const { return drafted() ? &sequence->lookahead->drafted : &sequence->lookahead->repeated; }
+    Evidence* evidence() const {
+      return match_length == Acceptance::kDraft ? &sequence->lookahead->drafted : &sequence->lookahead->repeated;
+    }
+    uint32_t first_taken() const { return drafted ? draft_first : first; }
   };
   uint32_t MostOf(const Proposal& proposal, uint64_t reach) const;
   Proposal Propose(const StepItem& item, uint64_t reach);
   Proposal LookUp(Proposal proposal, uint64_t reach);
   Proposal MakeUp(Proposal proposal, uint64_t reach);
   Proposal AskDraft(Proposal proposal, uint64_t reach);
-  Proposal LookUpOrAsk(Proposal proposal, uint64_t reach);
-  double OddsOf(const Proposal& proposal) const {
-    return proposal.most == 0 ? 0 : acceptance_.Odds(*proposal.evidence(), proposal.match_length);
-  }
   Proposal AskHost(Proposal proposal, uint64_t reach);
+  GuessChoice ChoiceOf(const Proposal& proposal) const;
+  // Rates guesses_[first, first + looked), of one kind, up to the first wrong one. Returns how many were right.
+  uint32_t Rate(const Proposal& proposal, uint32_t first, uint32_t looked, uint32_t match_length, Evidence* own);
   Status ReadOn();
   Status MakeGuesses();
   void ChooseAll(uint32_t room);

@@ -118,7 +118,7 @@ def test_an_engine_names_what_it_cannot_guess(llama: tuple[Path, Artifact]) -> N
 
 def test_what_speculate_takes() -> None:
     assert parse_speculation("off") == parse_speculation(None) == Speculation()
-    assert parse_speculation(None, "d") == parse_speculation("draft", "d") == Speculation(8, draft=Path("d"))
+    assert parse_speculation(None, "d") == parse_speculation("draft", "d") == Speculation(16, draft=Path("d"))
     assert [str(parse_speculation(*given)) for given in (("off",), ("ngram:3",), ("draft:2", "d"))] == [
         *("off", "ngram:3", "draft:2")
     ]
