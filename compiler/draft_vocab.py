@@ -52,6 +52,6 @@ def _added(files: ModelFiles) -> list[int]:
     with files.open("tokenizer.json") as file:
         try:
             tokens = json.load(file)["added_tokens"]
-            return [int(token["id"]) for token in tokens]
-        except (KeyError, TypeError, ValueError):
+            return [int(token["id"]) for token in tokens if token["id"] >= 0]
+        except (KeyError, TypeError, ValueError, OverflowError):
             return []  # a damaged tokenizer is refused when it is copied

@@ -347,7 +347,7 @@ COMPILER_ALLOWED: dict[str, set[str]] = {
     "pipeline": {"dump", "verify", "build", "hub", "notes", "resolve", "resources", *_PHASES},
     # The drivers, which nothing of the compiler imports.
     "extend": {"pipeline", *_PHASES},
-    "drafting_heads": {"draft_vocab", "hub", "pipeline", "store"},
+    "drafting_heads": {"draft_vocab", "hub", "pipeline", "resolve", "store"},
     "draft_vocab": {"model_tokenizer"},
     "model_tokenizer": set(),
     "bundle_apply": {"pipeline", *_PHASES},

@@ -87,6 +87,7 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
             **asdict(tables.model),
             "kv_dtype": tables.model.kv.name,
             "act_dtype": DTYPES[tables.model.act_dtype],
+            "draft_vocab_size": (manifest.get("model") or {}).get("draft_vocab_size", 0),
         },
         "context": manifest.get("context"),
         "kv_pool": _kv_pool(tables),

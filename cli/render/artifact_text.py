@@ -36,9 +36,11 @@ def _adapter_text(adapters: dict[str, int] | None) -> Iterator[str]:
         )
 
 
-def _states_text(model: ModelRecord) -> Iterator[str]:
+def _states_text(model: ModelRecord, manifest: dict[str, Any]) -> Iterator[str]:
     if model.takes_states:
-        yield f"head: reads hidden states of {model.states_width} numbers; give it as --draft of its model"
+        few = (manifest.get("model") or {}).get("draft_vocab_size")
+        guesses = f", guesses {few} of {model.vocab_size} tokens" if few else ""
+        yield f"head: reads hidden states of {model.states_width} numbers{guesses}; give it as --draft of its model"
     elif model.states_width:
         yield f"hidden states of {model.states_width} numbers are left for a head"
 
@@ -146,7 +148,7 @@ def artifact_text(tables: Tables, manifest: dict[str, Any], folder: Path | None 
         *_task(tables, manifest),
         *_origin(data),
         *_adapter_text(data["adapters"]),
-        *_states_text(tables.model),
+        *_states_text(tables.model, manifest),
         *ranks_text(data["ranks"]),
         *_recordings(tables),
         f"\nbuckets ({len(tables.graphs)}); largest arena {format_bytes(max(g.arena_bytes for g in tables.graphs))}",

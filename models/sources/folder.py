@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,16 @@ _OF_MODEL_OPTIMIZER, _OF_AUTO_GPTQ = "hf_quant_config.json", "quantize_config.js
 QUANT_FILES = (_OF_MODEL_OPTIMIZER, _OF_AUTO_GPTQ)
 """Files in which some tools state quantization; others state it in config.json."""
 _SETTINGS = "quantization_config"
+
+
+class _Known(Container[str]):
+    """The names of a model's tensors, and all names with the prefixes of what llmc leaves out."""
+
+    def __init__(self, names: Container[str], left_out: tuple[str, ...]) -> None:
+        self._names, self._left_out = names, left_out
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names or (isinstance(name, str) and name.startswith(self._left_out))
 
 
 class FolderSource(ModelSource):
@@ -131,7 +141,8 @@ class FolderSource(ModelSource):
         # Most tools leave routers unquantized, and some settings do not say so.
         layers = (target for target in targets if target.is_linear)
         linears = dict.fromkeys(source.name.removesuffix(".weight") for t in layers for source in t.sources)
-        return open_quantized(self.path, self._values, self._quant_config, linears, sources)
+        left_out = {module for found in maps for module in found.other_modules}
+        return open_quantized(self.path, self._values, self._quant_config, linears, _Known(sources, tuple(left_out)))
 
     def model_files(self) -> ModelFiles:
         return TokenizerFolderFiles(self.path)

@@ -82,11 +82,13 @@ class _MtpCheckpoint(JoinedCheckpoint):
                 f"{model.called(f'{layout.join}.weight')}; "
                 "leave out --mtp, or download the model again if it should have one"
             )
+        # A checkpoint's own map may follow how the model's first layer is stored, and this one may be stored otherwise.
         own = model.weight_map(alone)
-        of_model = get_family(alone.model_type).weight_maps(alone) if own is None else [own]
+        *others, usual = get_family(alone.model_type).weight_maps(alone)
+        of_model = [*others, usual] if own is None else [own, *others, usual]
         maps = [layout.weight_map(alone, one) for one in of_model]
         named = (found for found in maps if all(source.name in shapes for source in found.sources()))
-        self._map = next(named, maps[-1])
+        self._map = next(named, maps[-1 if own is None else 0])
         self._read = frozenset(source.name for source in self._map.sources())
 
     def names(self) -> tuple[str, ...]:

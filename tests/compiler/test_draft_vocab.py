@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.draft_vocab import choose_tokens
-from llmc.compiler.drafting_heads import compile_with_head
+from llmc.compiler.drafting_heads import compile_with_head, head_output
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import FolderFiles
 from llmc.runtime.binding import Artifact, Replayer
@@ -55,10 +57,37 @@ def test_which_tokens_are_chosen(model: Path) -> None:
     assert choose_tokens(files, config, 16, text) == (*range(11), 200, 300, 400, 500, 501)
     # Of equally frequent ones, the lower id comes first.
     assert choose_tokens(files, config, 4, text) == (2, 9, 200, 300)
+    damaged = [{"id": -5}, {"id": 501}], [{"id": 1e400}], [{}], 7
+    for tokens in damaged:
+        (model / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+        assert min(choose_tokens(files, config, 16, "")) == 0
     with pytest.raises(CompileError, match=r"--draft-vocab 515 is not a part of the model's 515 tokens"):
         choose_tokens(files, config, 515, "")
     with pytest.raises(CompileError, match=r"--draft-vocab 1 has no room beside the tokens that end a text \(1\)"):
         choose_tokens(files, config, 1, "")
+
+
+def test_where_the_head_goes() -> None:
+    for model, head in (("a/llama.llmc", "a/llama-mtp.llmc"), ("a/qwen3.5", "a/qwen3.5-mtp"), ("q", "q-mtp")):
+        assert head_output(Path(model), "mtp") == Path(head)
+
+
+def test_nothing_is_compiled_for_a_head_that_cannot_be(model: Path, kernel_cache: Path, tmp_path: Path) -> None:
+    def refused(folder: Path, output: Path, message: str, few: int = 0) -> None:
+        config = CompileConfig(folder, output, cache_dir=kernel_cache, jobs=1, tokenizer="none", **OPTIONS)
+        with pytest.raises((CompileError, ModelError), match=message):
+            compile_with_head(config, None, draft_vocab=few)
+
+    family, fields = CASES["glm4_moe"]
+    without = make_tiny_model(tmp_path / "without", family, **fields)
+    refused(without, tmp_path / "a.llmc", "has no layer for multi-token prediction")
+    (tmp_path / "b-mtp.llmc").write_text("a file")
+    refused(model, tmp_path / "b.llmc", "exists and is not an llmc artifact")
+    config = CompileConfig(model, tmp_path / "c.llmc", cache_dir=kernel_cache, jobs=1, tokenizer="none", **OPTIONS)
+    compile_with_head(config, None, draft_vocab=50)
+    shutil.rmtree(tmp_path / "c.llmc")
+    refused(model, tmp_path / "c.llmc", "is an artifact of another model or other options", few=60)
+    assert not any((tmp_path / f"{name}.llmc").exists() for name in "abc")
 
 
 def _logits(head: Path) -> np.ndarray:
