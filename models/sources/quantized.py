@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +201,11 @@ class QuantizedCheckpoint(Checkpoint):
 
 
 def open_quantized(
-    path: Path, config: Mapping[str, Any], other: Mapping[str, Any] | None, linears: Iterable[str], known: set[str]
+    path: Path,
+    config: Mapping[str, Any],
+    other: Mapping[str, Any] | None,
+    linears: Iterable[str],
+    known: Container[str],
 ) -> QuantizedCheckpoint:
     """config, other: config.json, and hf_quant_config.json if there is one. linears: prefixes of the model's linear
     layers. known: names of its tensors. Raises ModelError."""

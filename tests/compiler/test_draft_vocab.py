@@ -57,7 +57,7 @@ def test_which_tokens_are_chosen(model: Path) -> None:
     assert choose_tokens(files, config, 16, text) == (*range(11), 200, 300, 400, 500, 501)
     # Of equally frequent ones, the lower id comes first.
     assert choose_tokens(files, config, 4, text) == (2, 9, 200, 300)
-    damaged = [{"id": -5}, {"id": 501}], [{"id": 1e400}], [{}], 7
+    damaged: tuple[Any, ...] = [{"id": -5}, {"id": 501}], [{"id": 1e400}], [{}], 7
     for tokens in damaged:
         (model / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
         assert min(choose_tokens(files, config, 16, "")) == 0

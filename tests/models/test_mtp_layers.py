@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from llmc.models.sources.registry import open_head, open_source
 
 from support.families import CASES
 from support.mtp_heads import add_mtp
-from support.quantized_checkpoints import Integers, gptq_config, gptq_tensors, save_tensors, tensor
+from support.quantized_checkpoints import save_tensors
+from support.stored_checkpoints import Integers, gptq_config, gptq_tensors, tensor
 from support.tiny_models import make_tiny_model
 
 _SIZES = {
@@ -34,7 +36,7 @@ def quantized(tmp_path: Path) -> Path:
 
 
 def _write(model: Path, *, quantized_layers: int) -> None:
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in load_file(model / "model.safetensors").items():
         layer = int(name.split(".")[2]) if name.startswith("model.layers.") else quantized_layers
         linear = value.ndim == 2 and "_proj." in name and "eh_proj" not in name
