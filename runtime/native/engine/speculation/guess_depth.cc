@@ -100,17 +100,23 @@ void GuessDepth::ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, st
   Apply(best, choices);
 }
 
-bool GuessDepth::PaysToRead(uint32_t seqs, uint64_t contexts, double odds, uint32_t most, uint32_t tokens,
-                            uint32_t left) const {
-  if (!costs_.Known(seqs, contexts)) return false;
-  const double share = DraftShare(seqs), plain = costs_.Plain(seqs);
+double GuessDepth::BestRate(uint32_t seqs, double odds, uint32_t most, double level_share) const {
   double best_rate = 1, rate = 1, likely = 1;
   for (uint32_t depth = 1; depth <= most; ++depth) {
     rate += likely *= odds;
-    best_rate = std::max(best_rate, rate / (1 + costs_.Extra(seqs, seqs * depth) + share * depth));
+    best_rate = std::max(best_rate, rate / (1 + costs_.Extra(seqs, seqs * depth) + level_share * depth));
   }
+  return best_rate;
+}
+
+bool GuessDepth::PaysToRead(uint32_t seqs, uint64_t contexts, const GuessChoice& choice, uint32_t tokens,
+                            uint32_t left) const {
+  if (!costs_.Known(seqs, contexts)) return false;
+  const double share = DraftShare(seqs), plain = costs_.Plain(seqs);
+  const double known = BestRate(seqs, choice.odds, choice.most, 0);
+  const double drafted = BestRate(seqs, choice.draft_odds, choice.draft_most, share);
   // The sequence has its part of the time of all sequences.
-  const double gain = left * plain * (1 - 1 / best_rate) / seqs;
+  const double gain = left * plain * (1 / known - 1 / drafted) / seqs;
   const double each = read_ns_ > 0 ? read_ns_ : kReadShare * share * plain;
   return gain > 2 * each * tokens;
 }

@@ -37,9 +37,9 @@ class GuessDepth {
   // The same for the decodes of a mixed step. There a row costs at most the mean time per row of mixed steps, and a
   // token gained saves its part of a plain step.
   void ChooseMixed(uint32_t seqs, uint64_t contexts, uint32_t room, std::vector<GuessChoice>* choices);
-  // Whether a draft should read `tokens` tokens of a text: expected gain of at least twice the time of reading.
-  // odds: as in GuessChoice. most: most guesses per step. left: tokens of the text still to come.
-  bool PaysToRead(uint32_t seqs, uint64_t contexts, double odds, uint32_t most, uint32_t tokens, uint32_t left) const;
+  // Whether a draft should read `tokens` tokens of a text: expected gain over known guesses of at least twice the time of
+  // reading. choice: of the sequence, if the draft knew the text. left: tokens of the text still to come.
+  bool PaysToRead(uint32_t seqs, uint64_t contexts, const GuessChoice& choice, uint32_t tokens, uint32_t left) const;
   void Read(uint32_t tokens, uint64_t ns);
   // Sets the time of a draft's guess, until guesses are timed while serving.
   void ExpectDraft(uint64_t ns) {
@@ -74,6 +74,8 @@ class GuessDepth {
   // Calls try_levels() behind SortGains(levels), for numbers of a draft's levels that the credit covers, down to 0.
   template <class Try>
   void EachDepth(double draft_share, std::vector<GuessChoice>* choices, Try try_levels);
+  // The most tokens of a sequence in the time of a plain step, if all sequences have such guesses.
+  double BestRate(uint32_t seqs, double odds, uint32_t most, double level_share) const;
   void Apply(const Best& best, std::vector<GuessChoice>* choices);
   double DraftShare(uint32_t seqs) const { return draft_ns_ > 0 ? draft_ns_ / costs_.Plain(seqs) : kDraftShare; }
 

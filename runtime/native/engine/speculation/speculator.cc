@@ -11,6 +11,9 @@ namespace {
 // A token that the grammar leaves no choice of is as likely as such a repetition.
 constexpr uint32_t kForced = 4;
 
+// Tokens of an answer before a draft reads its text.
+constexpr uint32_t kFirstTokens = 4;
+
 // Guided sequences get guesses as long as all are right with these odds: masks take the host's time.
 constexpr double kLeastOffered = 0.5;
 
@@ -115,17 +118,20 @@ GuessChoice Speculator::ChoiceOf(const Proposal& p) const {
   return choice;
 }
 
-// Lets the draft read the first text that is worth it, in pieces of one per step, so that others do not wait for long.
-// Texts that repeat themselves get on without it.
+// Lets the draft read the first text that is worth it, in pieces of one per step, so that others do not wait for long. A
+// text that begins to repeat its prompt shows it with its first tokens.
 Status Speculator::ReadOn() {
   const uint32_t seqs = num_decodes_;
-  for (std::size_t i = 0; i < proposals_.size(); ++i) {
-    const Proposal& p = proposals_[i];
-    if (!p.unread || choices_[i].depth > 0) continue;
+  for (const Proposal& p : proposals_) {
+    if (!p.unread) continue;
     const Sequence& s = *p.sequence;
-    const double odds = acceptance_.Odds(s.lookahead->drafted, Acceptance::kDraft);
+    GuessChoice choice = ChoiceOf(p);
+    choice.draft_most = most_;
+    choice.draft_odds = acceptance_.Odds(s.lookahead->drafted, Acceptance::kDraft);
     const uint32_t left = s.request->max_length - p.size;
-    if (!always_ && !depth_.PaysToRead(seqs, contexts_, odds, most_, draft_->NumUnread(s), left)) continue;
+    const bool pays =
+        p.size >= s.num_prompt + kFirstTokens && depth_.PaysToRead(seqs, contexts_, choice, draft_->NumUnread(s), left);
+    if (!always_ && !pays) continue;
     const uint64_t begin = MonotonicNs();
     uint32_t tokens = 0;
     LLMC_RETURN_IF_ERROR(draft_->Read(s, &tokens));

@@ -115,25 +115,26 @@ void ComputedTwice() {
 // A draft reads a text where what is left of it is long enough to win the time back.
 void Reading() {
   GuessDepth depth;
-  CHECK(!depth.PaysToRead(1, 100, 0.9, 8, 100, 10000));  // nothing is known of steps
+  CHECK(!depth.PaysToRead(1, 100, {0, 0, 0, 0.9, 8}, 100, 10000));  // nothing is known of steps
   depth.Took(1, 100, 0, 1, 1000000);
-  CHECK(depth.PaysToRead(1, 100, 0.9, 8, 100, 10000));
-  CHECK(!depth.PaysToRead(1, 100, 0.9, 8, 100, 1));
-  CHECK(!depth.PaysToRead(1, 100, 0.1, 8, 100, 10000));
+  CHECK(depth.PaysToRead(1, 100, {0, 0, 0, 0.9, 8}, 100, 10000));
+  CHECK(!depth.PaysToRead(1, 100, {0, 0, 0, 0.9, 8}, 100, 1));
+  CHECK(!depth.PaysToRead(1, 100, {0.85, 8, 0, 0.9, 8}, 100, 10000));  // a repetition is as good, and costs less
+  CHECK(!depth.PaysToRead(1, 100, {0, 0, 0, 0.1, 8}, 100, 10000));
   depth.Read(10, 10 * 5000000);  // five steps a token
-  CHECK(!depth.PaysToRead(1, 100, 0.9, 8, 100, 1000));
-  CHECK(depth.PaysToRead(1, 100, 0.9, 8, 100, 10000));
+  CHECK(!depth.PaysToRead(1, 100, {0, 0, 0, 0.9, 8}, 100, 1000));
+  CHECK(depth.PaysToRead(1, 100, {0, 0, 0, 0.9, 8}, 100, 10000));
   depth.Drafted(2, 2 * 3000000);  // three steps a guess
-  CHECK(!depth.PaysToRead(1, 100, 0.9, 8, 1, 10000));
+  CHECK(!depth.PaysToRead(1, 100, {0, 0, 0, 0.9, 8}, 1, 10000));
   // One of which the warm-up said that it is quick, and that was not seen at work.
   GuessDepth told;
   told.Took(1, 100, 0, 1, 1000000);
-  CHECK(!told.PaysToRead(1, 100, 0.6, 8, 1000, 100));
+  CHECK(!told.PaysToRead(1, 100, {0, 0, 0, 0.6, 8}, 1000, 100));
   told.ExpectDraft(50000);
-  CHECK(told.PaysToRead(1, 100, 0.6, 8, 1000, 100));
+  CHECK(told.PaysToRead(1, 100, {0, 0, 0, 0.6, 8}, 1000, 100));
   told.Drafted(1, 3000000);
   told.ExpectDraft(50000);
-  CHECK(!told.PaysToRead(1, 100, 0.6, 8, 1000, 100));
+  CHECK(!told.PaysToRead(1, 100, {0, 0, 0, 0.6, 8}, 1000, 100));
 }
 
 // Tokens per time of a plain step of four sequences: `drafted` have a draft's guesses, `repeating` known ones.
