@@ -96,17 +96,19 @@ def test_kernels_that_a_target_has_are_those_that_it_finds(name: str) -> None:
     assert {kernel for kernel in asked if target.has_kernel(kernel)} == {kernel for kernel in asked if is_found(kernel)}
 
 
-def test_a_target_has_every_op_but_what_its_devices_cannot_run() -> None:
+def test_a_target_has_every_op_but_what_its_devices_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     internal = {op.quantized for op in OPS.values()}
     everything = {name for name in OPS if name not in internal}
     states = {"gather_rows_leaving", "beside_states", "spread_logits"}
     for name in TARGETS:
-        on_gpu = resolve_target(name).kind in ("opencl", "cuda")
         found = abilities(resolve_target(name))
-        assert found.keys() == everything - (states if on_gpu else set())
+        assert found.keys() == everything
         for op in ("embedding", "linear", "gated_linear", "experts"):
             assert found[op] == {key: [UNQUANTIZED, *SCHEMES] for key in FLOATS}, (name, op)
         assert found["rms_norm"] == {key: [UNQUANTIZED] for key in FLOATS}
+    target = resolve_target("opencl")
+    monkeypatch.setattr(type(target), "keeps_states", False)
+    assert abilities(target).keys() == everything - states
 
 
 def test_what_is_lacking_is_named(monkeypatch: pytest.MonkeyPatch, unread: Scheme) -> None:
