@@ -6,13 +6,12 @@ import errno
 import logging
 import os
 import socket
-import time
 
 from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.seldom import Seldom
 
 log = logging.getLogger("llmc.router")
 _OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_AGAIN_S = 60.0
 
 
 class RouterExhausted(ApiError):
@@ -27,12 +26,10 @@ class ExhaustionLog:
     """Warns that the router can open no connection, at most once a minute."""
 
     def __init__(self) -> None:
-        self._told_at: float | None = None
+        self._warning = Seldom()
 
     def note(self, why: str) -> None:
-        now = time.monotonic()
-        if self._told_at is None or now - self._told_at >= _AGAIN_S:
-            self._told_at = now
+        if self._warning.is_due():
             log.warning(
                 "the router can open no connection to replicas (%s), and answers requests with 503: raise its limit "
                 "of open files (ulimit -Hn, LimitNOFILE= of systemd), free memory, or limit connections in a proxy",

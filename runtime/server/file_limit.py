@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
+
+from .seldom import Seldom
 
 log = logging.getLogger("llmc.server")
 _MAX_FILES = 65536
 _NEARLY = 8
-_AGAIN_S = 60.0
 
 
 def raise_file_limit() -> None:
@@ -32,7 +32,7 @@ class FileWatch:
     """
 
     def __init__(self) -> None:
-        self._told_at: float | None = None
+        self._warning = Seldom()
 
     def note(self, descriptor: int) -> None:
         """Takes the descriptor of a new connection: systems give the lowest one that is free."""
@@ -43,9 +43,7 @@ class FileWatch:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY or descriptor < limit - _NEARLY:
             return
-        now = time.monotonic()
-        if self._told_at is None or now - self._told_at >= _AGAIN_S:
-            self._told_at = now
+        if self._warning.is_due():
             log.warning(
                 "nearly %d files are open, as many as this process may have, and more connections are reset: raise "
                 "the hard limit (ulimit -Hn, LimitNOFILE= of systemd), or limit connections in a proxy",

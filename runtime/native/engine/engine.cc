@@ -259,12 +259,8 @@ Status Engine::EndStep(bool goes_on, uint64_t since_ns, bool* stepped) {
   replay_ns_ = done - std::max(step_.enqueued_ns, landed_ns_);
   landed_ns_ = done;
   counters_.replay_ns += done - since_ns;
-  if (!status.ok()) {
-    FailSteps(status, &step_);
-    return status;
-  }
   const float* hidden = nullptr;
-  if (speculator_.keeps_states()) status = device_->ReadStates(step_.batch.num_tokens, &hidden);
+  if (status.ok() && speculator_.keeps_states()) status = device_->ReadStates(step_.batch.num_tokens, &hidden);
   if (!status.ok()) {
     FailSteps(status, &step_);
     return status;

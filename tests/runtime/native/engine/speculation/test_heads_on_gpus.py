@@ -21,7 +21,7 @@ from support.cuda import Stub, fake_nvcc, kernels_on_host, stub_library
 from support.eagle3_heads import ReferenceEagle3, make_eagle3
 from support.engine_driver import bits, drive, random_ids
 from support.families import CASES
-from support.head_runs import HeadDefinition, check_guesses, left_states, mixed_requests
+from support.head_runs import check_guesses, left_states, mixed_requests
 from support.late_arrivals import fail_by_chance
 from support.mtp_heads import ReferenceMtp, add_mtp
 from support.opencl import needs_opencl, program_cache
@@ -41,7 +41,7 @@ class Pair:
     model: Path
     leaving: Path
     head: Path
-    definition: HeadDefinition
+    definition: ReferenceEagle3 | ReferenceMtp
     width: int
 
     @property
@@ -55,7 +55,7 @@ class Pair:
 
     def states_of(self, tokens: list[int]) -> torch.Tensor:
         found = self.definition
-        return found.joined(tokens) if isinstance(found, ReferenceEagle3) else found.of_model(tokens)  # type: ignore[attr-defined]
+        return found.joined(tokens) if isinstance(found, ReferenceEagle3) else found.of_model(tokens)
 
 
 def compiled_pair(root: Path, kind: str, target: str, cache: Path, **fields: Any) -> Pair:
