@@ -103,6 +103,17 @@ def test_heads_that_do_not_fit(llama: tuple[Path, Artifact], pair: tuple[Path, A
         Engine(head, num_threads=1)
 
 
+def test_a_head_for_shorter_texts_than_the_options_ask_for(
+    llama: tuple[Path, Artifact], kernel_cache: Path, tmp_path: Path
+) -> None:
+    folder = make_head(tmp_path / "head", llama[0], max_position_embeddings=48)
+    config = CompileConfig(
+        llama[0], tmp_path / "m.llmc", cache_dir=kernel_cache, jobs=1, tokenizer="none", dtype="f32", max_model_len=64,
+        max_num_seqs=1,
+    )  # fmt: skip
+    assert [report.max_model_len for report in compile_with_head(config, folder)] == [64, 48]
+
+
 def test_heads_that_are_refused(llama: tuple[Path, Artifact], tmp_path: Path) -> None:
     def refused(folder: Path, **options: Any) -> None:
         resolved = CompileConfig(llama[0], tmp_path / "out", head=folder, **{**OPTIONS, **options})
