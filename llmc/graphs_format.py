@@ -7,6 +7,8 @@ import struct
 import zlib
 
 MAGIC = b"LLMCGRPH"
+VERSION_OF_PLACED_ROWS = 13
+"""Version of an artifact that takes rows in place of tokens."""
 VERSION_OF_STATE_LAYERS = 12
 """Version of an artifact with layers that hold a state."""
 VERSION_OF_KV_LAYERS = 10
@@ -30,6 +32,7 @@ VERSIONS = (
     VERSION_OF_STAGES,
     VERSION_OF_KV_LAYERS,
     VERSION_OF_STATE_LAYERS,
+    VERSION_OF_PLACED_ROWS,
 )
 ALIGNMENT = 64
 MAX_BUFFERS = 12
@@ -93,6 +96,8 @@ RANK_0 = "rank0."
 """Prefix of the names of rank 0's weights, if there are several ranks."""
 ADDS_BIAS, ADDS_RESIDUAL = 1, 2
 """Bits for what is added to a sum over ranks."""
+STATES_USES = ("left", "taken", "placed")
+"""What graphs do with rows of hidden states, by `takes_states` of the model."""
 OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output", "adapters", "states")
 INPUTS = (
     "input_ids",

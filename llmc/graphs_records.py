@@ -56,7 +56,7 @@ class ModelRecord:
     at once, 0: none possible. adapter_rank: the largest rank of an adapter. num_ranks: ranks that share each layer,
     each with num_kv_heads KV heads; 0: a single one. num_shared_weights: leading weights shared by all ranks; after
     them each rank has the same number of weights, rank by rank. states_width: floats of the hidden state that graphs
-    output per row, 0: none. takes_states 1: graphs also take a hidden state per row.
+    output per row, 0: none. takes_states: index in STATES_USES.
     """
 
     num_layers: int

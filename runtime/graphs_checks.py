@@ -25,6 +25,7 @@ from llmc.graphs_format import (
     OPERAND_KINDS,
     PHASES,
     STATE_SLOTS,
+    STATES_USES,
     VERSION_OF_TOTALS,
 )
 from llmc.graphs_records import CodeRecord, CollectiveRecord, Command, Graph, ModelRecord, OperandRecord, Tables
@@ -88,7 +89,7 @@ def _check_model(model: ModelRecord) -> None:
     need(model.vector_width >= 0, f"{what} vector_width {model.vector_width}")
     within = 0 <= model.states_width <= _MAX_STATES_WIDTH
     need(within, f"{what} states_width {model.states_width}, outside 0 to {_MAX_STATES_WIDTH}")
-    taken = model.takes_states in (0, int(model.states_width > 0))
+    taken = model.takes_states in range(len(STATES_USES) if model.states_width > 0 else 1)
     need(taken, f"{what} takes_states {model.takes_states} for states of {model.states_width}")
     need(model.whole_prompts in (0, 1), f"{what} whole_prompts {model.whole_prompts}, which is neither 0 nor 1")
     for token in model.eos:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import sysconfig
-from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from pathlib import Path
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
-
-from llmc.distribution import NAME
 
 ABI_VERSION = 3
 MAX_TOP_LOGPROBS = 20
@@ -60,6 +55,7 @@ class ArtifactInfo(ctypes.Structure):
         *_each(c_int32, "vector_width", "whole_prompts"),
         *_each(c_uint32, "num_adapter_linears", "adapter_slots", "adapter_rank", "num_ranks"),
         *_each(c_uint64, "adapter_bytes", "rank_weight_bytes", "max_kv_blocks", "state_bytes", "max_states"),
+        *_each(c_uint32, "states_width", "states_use"),
     ]
 
 
@@ -178,6 +174,15 @@ class SamplingParams(ctypes.Structure):
     ]
 
 
+class PlacedRows(ctypes.Structure):
+    _fields_ = [
+        *_each(c_uint32, "struct_size", "num_rows"),
+        ("first", c_uint64),
+        ("rows", F32P),
+        ("identity", c_uint8 * 32),
+    ]
+
+
 class Request(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -193,6 +198,8 @@ class Request(ctypes.Structure):
         ("adapter", c_uint64),
         ("num_output_tokens", c_uint64),
         *_each(c_uint32, "output_index", "reserved"),
+        ("placed", POINTER(PlacedRows)),
+        ("num_placed", c_uint64),
     ]
 
 
@@ -326,6 +333,14 @@ class EvictionCount(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("priority", c_int32), ("count", c_uint64)]
 
 
+class Patches(ctypes.Structure):
+    _fields_ = [
+        *_each(c_uint32, "struct_size", "num_patches", "num_rows", "reserved"),
+        ("patches", F32P),
+        *_each(I32P, "places", "first"),
+    ]
+
+
 class SimCost(ctypes.Structure):
     _fields_ = [
         *_each(c_uint32, "struct_size", "num_points"),
@@ -384,7 +399,7 @@ class SimLoad(ctypes.Structure):
 
 _E = POINTER(Error)
 # name → argument types; every function returns llmc_status.
-_STATUS_FUNCTIONS: dict[str, list[object]] = {
+STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_artifact_open": [c_char_p, POINTER(c_void_p), _E],
     "llmc_artifact_verify": [c_void_p, _E],
     "llmc_artifact_get_info": [c_void_p, POINTER(ArtifactInfo), _E],
@@ -442,11 +457,14 @@ _STATUS_FUNCTIONS: dict[str, list[object]] = {
     "llmc_hand_over_check": [c_void_p, c_void_p, c_uint64, _E],
     "llmc_hand_over_import": [c_void_p, c_void_p, c_uint64, U64P, _E],
     "llmc_engine_check_integrity": [c_void_p, _E],
+    "llmc_encoder_create": [c_void_p, c_void_p, POINTER(c_void_p), _E],
+    "llmc_encoder_get_limits": [c_void_p, U32P, U32P, _E],
+    "llmc_encoder_encode": [c_void_p, POINTER(Patches), F32P, _E],
     "llmc_engine_create_simulated": [POINTER(SimModel), POINTER(EngineOptions), POINTER(c_void_p), _E],
     "llmc_engine_simulate": [c_void_p, POINTER(SimTrace), U64P, U64P, _E],
     "llmc_engine_get_simulated_loads": [c_void_p, POINTER(SimLoad), c_uint64, U64P, _E],
 }
-_VOID_FUNCTIONS: dict[str, list[object]] = {
+VOID_FUNCTIONS: dict[str, list[object]] = {
     "llmc_hand_over_destroy": [c_void_p],
     "llmc_error_init": [_E, c_uint32],
     "llmc_artifact_close": [c_void_p],
@@ -457,51 +475,9 @@ _VOID_FUNCTIONS: dict[str, list[object]] = {
     "llmc_probe_destroy": [c_void_p],
     "llmc_batch_init": [POINTER(Batch), c_uint32],
     "llmc_engine_options_init": [POINTER(EngineOptions), c_uint32],
+    "llmc_encoder_destroy": [c_void_p],
     "llmc_engine_destroy": [c_void_p],
     "llmc_sampling_params_init": [POINTER(SamplingParams), c_uint32],
     "llmc_request_init": [POINTER(Request), c_uint32],
     "llmc_machine_limit_isa_level": [c_uint32],
 }
-
-
-def library_candidates() -> list[Path]:
-    """Places of libllmc.so; an editable install keeps it in site-packages, away from the sources."""
-    override = os.environ.get("LLMC_LIBRARY")
-    if override:
-        return [Path(override)]
-    folders = [Path(__file__).parent.parent]
-    try:
-        import llmc.runtime
-
-        folders += [Path(entry) for entry in llmc.runtime.__path__]
-    except ImportError:
-        pass
-    folders += [Path(sysconfig.get_path(key)) / "llmc" / "runtime" for key in ("platlib", "purelib")]
-    return [folder / "libllmc.so" for folder in dict.fromkeys(folders)]
-
-
-def load_library() -> ctypes.CDLL:
-    """Loads libllmc.so and declares its functions. LLMC_LIBRARY overrides the path."""
-    candidates = library_candidates()
-    path = next((candidate for candidate in candidates if candidate.is_file()), None)
-    if path is None:
-        places = ", ".join(str(candidate) for candidate in candidates)
-        raise ImportError(f"libllmc.so is at none of {places}; install {NAME}, or set LLMC_LIBRARY to the library")
-    try:
-        library = ctypes.CDLL(str(path))
-        library.llmc_abi_version.restype = c_uint32
-    except (OSError, AttributeError) as error:
-        raise ImportError(
-            f"{path} is not the library of llmc ({error}); reinstall {NAME}, or unset LLMC_LIBRARY"
-        ) from None
-    library.llmc_version.restype = c_char_p
-    library.llmc_machine_get_isa_level.restype = c_uint32
-    if (version := library.llmc_abi_version()) != ABI_VERSION:
-        raise ImportError(f"{path} has ABI version {version}, this package needs {ABI_VERSION}; reinstall {NAME}")
-    for names, result in ((_STATUS_FUNCTIONS, c_int32), (_VOID_FUNCTIONS, None)):
-        for name, arguments in names.items():
-            if not hasattr(library, name):
-                raise ImportError(f"{path} has no function {name}; reinstall {NAME}")
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, result
-    return library

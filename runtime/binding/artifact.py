@@ -55,7 +55,8 @@ class ArtifactInfo:
     returned per prompt; 0 if the model generates text. whole_prompts: 1 if a step must hold all tokens of a prompt.
     num_adapter_linears: layers that adapters can change. adapter_slots: most adapters loaded at once. adapter_rank:
     their largest rank. adapter_bytes: size of one slot. num_ranks: processes that run it together; each reads
-    rank_weight_bytes. state_bytes: states of a sequence; 0 if no layer has one.
+    rank_weight_bytes. state_bytes: states of a sequence; 0 if no layer has one. states_width, states_use: floats of a
+    row of hidden states, and what graphs do with them (LLMC_STATES_ of llmc.h).
     """
 
     num_graphs: int
@@ -87,6 +88,8 @@ class ArtifactInfo:
     max_kv_blocks: int = 2**31 - 1
     state_bytes: int = 0
     max_states: int = 0
+    states_width: int = 0
+    states_use: int = 0
 
     @property
     def pool_facts(self) -> dict[str, int]:

@@ -20,6 +20,7 @@ from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.devices import OPTION_NAMES, Device, device_for, device_stats
 from llmc.runtime.binding.events import Event, event_of
 from llmc.runtime.binding.handle import Handle, IntArray, call, initial, int32, named, plain, sized, whole
+from llmc.runtime.binding.placed_rows import NativePlacedRows, PlacedRows
 from llmc.runtime.binding.sampling import NativeSampling, SamplingParams
 from llmc.runtime.binding.statistics import MARK_KINDS, BucketMiss, EngineStats, GraphStats, RequestMark, StepShape
 
@@ -64,6 +65,7 @@ class Engine(Handle):
         self._pointer = pointer
         self._events = (abi.Event * self._POLL_CAPACITY)()
         self._adapter_linears = artifact.adapter_linears()
+        self._states_width = artifact.info.states_width
         self._gives_vectors = artifact.info.vector_width > 0
         self.block_size = artifact.info.block_size
         self.handed_block_bytes = 8 + 4 * self.block_size + artifact.info.kv_block_bytes
@@ -102,6 +104,7 @@ class Engine(Handle):
         adapter: int = 0,
         num_output_tokens: int = 0,
         output_index: int = 0,
+        placed: Sequence[PlacedRows] = (),
         **sampling: Any,
     ) -> int:
         """Queues a request and returns its id. Other keyword arguments override fields of `params`.
@@ -114,6 +117,7 @@ class Engine(Handle):
         adapter: from load_adapter; 0 for none.
         num_output_tokens: this many tokens at the end of prompt_ids were drawn elsewhere, as continuation output_index
         of a request with the same seed. What follows has the bits that it would have had there.
+        placed: rows that take the place of tokens, ascending and apart; not of the last one.
         Raises LlmcError.
         """
         chosen = dataclasses.replace(params or SamplingParams(), **sampling)
@@ -126,6 +130,8 @@ class Engine(Handle):
         request.num_output_tokens, request.output_index = num_output_tokens, output_index
         request.num_prompt_logprobs = -1 if num_prompt_logprobs is None else num_prompt_logprobs
         request.sampling = native.pointer
+        rows = NativePlacedRows(placed, self._states_width)
+        request.placed, request.num_placed = rows.array, len(placed)
         request_id = c_uint64()
         if vector is None:
             call("llmc_engine_submit", self.pointer, byref(request), byref(request_id))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from llmc.cpu_levels import level_limit
 from llmc.runtime.binding import abi
+from llmc.runtime.binding.library import load_library
 from llmc.shown import shown
 
 IntArray = npt.ArrayLike  # converted to a contiguous int32 array
@@ -61,7 +62,7 @@ def library() -> ctypes.CDLL:
         level = level_limit(os.environ)
     except ValueError as error:
         raise LlmcError(ERROR_NAMES.index("invalid_argument"), str(error)) from None
-    loaded = abi.load_library()
+    loaded = load_library()
     if level is not None:
         loaded.llmc_machine_limit_isa_level(level)
     return loaded

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmc.cache_root import cache_root
 from llmc.distribution import install_compiler, name_clash
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.library import library_candidates
 from llmc.runtime.doctor.check import Check
 from llmc.version import __version__
 

@@ -30,7 +30,7 @@ from llmc.compiler.store.described import model_config
 from llmc.models import load_config
 from llmc.models.config import ModelConfig
 from llmc.runtime.binding import Artifact
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.library import library_candidates
 
 from support.compiled import compile_tiny
 from support.cuda import fake_nvcc, kernels_on_host, stub_library

@@ -22,7 +22,7 @@ import pytest
 import typer
 
 from llmc.cli.main import build_app, main
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.library import library_candidates
 
 from support.paths import ROOT
 from support.server_harness import running_server, slow_down, until

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.library import library_candidates
 
 from support.paths import ROOT
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.library import library_candidates
 
 from support.adapters import make_adapter
 from support.compiled import compile_tiny

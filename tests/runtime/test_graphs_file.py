@@ -163,9 +163,9 @@ def test_unknown_sections_are_ignored() -> None:
         (poke(8, "I", 1), "format version 1"),
         (
             poke(8, "I", 4),
-            "format version 4, this llmc reads versions 5, 6, 7, 8, 9, 10 and 12: compile the",
+            "format version 4, this llmc reads versions 5, 6, 7, 8, 9, 10, 12 and 13: compile",
         ),
-        (poke(8, "I", 13), "format version 13"),
+        (poke(8, "I", 14), "format version 14"),
         (poke(8, "I", 6), "graphs.bin of version 6 has no section adapters"),
         (DATA[:-8], "truncated"),
         (DATA[:-1] + b"\x01", "checksum"),
@@ -355,7 +355,8 @@ def test_documents_name_the_version_that_is_written_and_read() -> None:
     table = re.findall(r"^\| (\d+) \|", said[said.index("| format |") : said.index("**C ABI.**")], re.MULTILINE)
     assert [int(version) for version in table] == list(range(1, f.VERSIONS[-1] + 1))
     assert (
-        f"[format](FORMAT.md), now {f.VERSION_OF_STATE_LAYERS}, and versions {f.VERSION_OF_KV_LAYERS}, "
+        f"[format](FORMAT.md), now {f.VERSION_OF_PLACED_ROWS}, and versions {f.VERSION_OF_STATE_LAYERS}, "
+        f"{f.VERSION_OF_KV_LAYERS}, "
         f"{f.VERSION_OF_STAGES}, {f.VERSION_OF_TOTALS}, {f.VERSION_OF_RANKS}, {f.VERSION_OF_ADAPTERS} and "
         f"{f.VERSION_WITHOUT_ADAPTERS}" in said
     )

@@ -29,7 +29,7 @@ struct Section {
 };
 static_assert(sizeof(Header) == 64 && sizeof(Section) == 24, "sizes of FORMAT.md");
 
-constexpr uint32_t kVersion = 12;
+constexpr uint32_t kVersion = 13;
 constexpr uint32_t kFirstVersion = 5;
 constexpr uint32_t kVersionOfStateBlocks = 11;
 constexpr uint32_t kNumKinds = 14;

@@ -57,7 +57,7 @@ struct ModelRecord {
   int32_t act_dtype, sliding_window, num_eos, eos[8], bos;
   uint64_t key_block_bytes, value_block_bytes;  // of one KV block of one layer, the most of any layer
   int32_t vector_width, whole_prompts, adapter_slots, adapter_rank, num_ranks, num_shared_weights;
-  int32_t states_width, takes_states;
+  int32_t states_width, takes_states;  // takes_states: LLMC_STATES_
 };
 struct KernelRecord {
   uint32_t symbol_offset, symbol_length, num_buffers, family, code, launch[kMaxLaunchFacts];

@@ -16,6 +16,7 @@ constexpr uint32_t kMaxNameBytes = 255;         // longest name of a target or a
 constexpr uint32_t kMaxCodeFiles = 16;          // each file stays open
 constexpr uint32_t kMaxSide = 1u << 24;         // bound on any count of tokens, sequences, blocks of one graph
 constexpr uint32_t kFirstVersionOfTotals = 8;
+constexpr uint32_t kFirstVersionOfPlacedRows = 13;
 constexpr uint64_t kMaxInputBytes = 1ull << 32;
 constexpr uint64_t kMaxArenaBytes = 1ull << 42;
 constexpr uint64_t kMaxBlockBytes = 1ull << 51;  // of one layer
@@ -101,6 +102,7 @@ Status Artifact::CheckCode() {
 
 Status Artifact::CheckModel() {
   const ModelRecord& m = model_;
+  const int32_t most_use = version_ < kFirstVersionOfPlacedRows ? LLMC_STATES_TAKEN : LLMC_STATES_PLACED;
   const struct {
     const char* name;
     int32_t value, low, high;
@@ -121,7 +123,7 @@ Status Artifact::CheckModel() {
       {"adapter_slots", m.adapter_slots, 0, kMaxAdapterSlots},
       {"adapter_rank", m.adapter_rank, 0, kMaxAdapterRank},
       {"states_width", m.states_width, 0, kMaxStatesWidth},
-      {"takes_states", m.takes_states, 0, m.states_width > 0 ? 1 : 0},
+      {"takes_states", m.takes_states, 0, m.states_width > 0 ? most_use : LLMC_STATES_LEFT},
   };
   for (const auto& field : fields) {
     if (!Between(field.value, field.low, field.high)) {
@@ -149,7 +151,8 @@ Status Artifact::CheckModel() {
   shape_.whole_prompts = m.whole_prompts != 0;
   shape_.adapter_slots = static_cast<uint32_t>(m.adapter_slots);
   shape_.states_width = m.states_width;
-  shape_.takes_states = m.takes_states != 0;
+  shape_.takes_states = m.takes_states != LLMC_STATES_LEFT;
+  shape_.places_rows = m.takes_states == LLMC_STATES_PLACED;
   for (int32_t i = 0; i < m.num_eos; ++i) {
     if (m.eos[i] < 0) return Corrupt("graphs.bin", "eos token " + Str(m.eos[i]) + " is negative");
     // An id outside the vocabulary is never sampled and must not index a row of logits.

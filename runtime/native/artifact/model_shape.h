@@ -7,6 +7,7 @@
 
 namespace llmc {
 
+constexpr int32_t kPlacedRow = -1;  // in input_ids, in place of a token: a row of the states buffer
 constexpr uint32_t kStateFields = 3;  // of a sequence's record in state_slots
 
 enum class Phase : uint32_t { kPrefill = 0, kDecode = 1, kMixed = 2 };
@@ -35,7 +36,8 @@ struct ModelShape {
   std::vector<AdapterSlot> adapters{};  // the slot layout of each linear layer with an adapter pool
 
   int32_t states_width = 0;  // floats of the hidden state that graphs output per row; 0: none
-  bool takes_states = false;  // graphs also take a hidden state per row
+  bool takes_states = false;  // graphs also take a hidden state per row, or if places_rows, for each id of kPlacedRow
+  bool places_rows = false;
 
   // Bytes of a sequence's states, of all layers that have one in place of keys and values; of the stage with the most. 0:
   // no layer has one. A state cannot take back a token.

@@ -71,6 +71,8 @@ llmc_status llmc_artifact_get_info(const llmc_artifact* artifact, llmc_artifact_
     value.state_bytes = a.shape().state_bytes;
     value.max_states = a.shape().recurrent() ? a.shape().max_states : 0;
     value.vector_width = model.vector_width;
+    value.states_width = static_cast<uint32_t>(model.states_width);
+    value.states_use = static_cast<uint32_t>(model.takes_states);
     value.whole_prompts = model.whole_prompts;
     value.num_adapter_linears = static_cast<uint32_t>(a.adapters().size());
     value.adapter_slots = static_cast<uint32_t>(model.adapter_slots);

@@ -122,7 +122,8 @@ Status CheckBatch(const ModelShape& model, uint32_t num_blocks, uint32_t num_sta
   const GraphShape& graph = model.graphs[b.graph];
   const int64_t block_size = model.block_size;
   const int64_t max_slot = int64_t{num_blocks} * block_size - 1;
-  LLMC_RETURN_IF_ERROR(CheckRange("input_ids", b.input_ids, b.num_tokens, 0, model.vocab_size - 1));
+  const int64_t lowest = model.places_rows ? kPlacedRow : 0;
+  LLMC_RETURN_IF_ERROR(CheckRange("input_ids", b.input_ids, b.num_tokens, lowest, model.vocab_size - 1));
   LLMC_RETURN_IF_ERROR(CheckRange("positions", b.positions, b.num_tokens, 0, model.max_model_len - 1));
   LLMC_RETURN_IF_ERROR(CheckRange("slot_mapping", b.slot_mapping, b.num_tokens, 0, max_slot));
   LLMC_RETURN_IF_ERROR(CheckRange("sample_index", b.sample_index, b.num_samples, 0, int64_t{b.num_tokens} - 1));

@@ -80,7 +80,7 @@ Status Engine::SampleChained(bool* chained) {
   ahead_.on_its_way = false;
   GiveUp(&ahead_);
   step_.enqueued_ns = MonotonicNs();  // what ran in vain is not part of its time
-  LLMC_RETURN_IF_ERROR(device_->Enqueue(step_.batch, &step_.fence));
+  LLMC_RETURN_IF_ERROR(EnqueueRows(step_, &step_.fence));
   return device_->Sample(step_.fence, step_.tasks, &outcomes_);
 }
 

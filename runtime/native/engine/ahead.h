@@ -17,6 +17,11 @@ struct EngineStep {
   StepPlan plan;
   StepBatch batch;
   std::vector<DrawnRow> drawn;
+  struct Placed {
+    uint32_t row;
+    const float* values;  // of a request in the plan
+  };
+  std::vector<Placed> placed;  // rows in place of tokens
   std::vector<SampleTask> tasks;
   std::vector<int32_t> guessed;  // [task]: counts only if the draw before it gave this token; kNoGuess: always
   Fence fence = 0;

@@ -25,9 +25,14 @@ Status Engine::Create(std::unique_ptr<Device> device, const EngineOptions& optio
                            " but the artifact was built for " + std::to_string(model.max_num_seqs) +
                            "; lower it or build the artifact with a larger one.");
   }
-  if (model.takes_states) {
+  if (model.takes_states && !model.places_rows) {
     return Status::Invalid(
-        "The artifact is a head that guesses for another model; run that one, with this as its draft.");
+        model.vector_width > 0
+            ? "The artifact encodes images for another model; run that one, with this for its images."
+            : "The artifact is a head that guesses for another model; run that one, with this as its draft.");
+  }
+  if (model.places_rows && device->TakenStates() == nullptr) {
+    return Status::Invalid("The artifact takes rows of images, which a device of several ranks cannot; run it on one.");
   }
   if (device->num_blocks() < 2 || static_cast<uint64_t>(device->num_blocks() - 1) * model.block_size < 2) {
     return Status::Invalid("The KV pool has no block besides the dummy block; raise kv_bytes or num_blocks.");
@@ -227,7 +232,7 @@ Status Engine::CopyBlocks(const StepPlan& plan) {
 }
 
 Status Engine::Enqueue(EngineStep* step) {
-  LLMC_RETURN_IF_ERROR(device_->Enqueue(step->batch, &step->fence));
+  LLMC_RETURN_IF_ERROR(EnqueueRows(*step, &step->fence));
   step->on_its_way = step->launched = true;
   scheduler_.Launch(step->plan);
   return Status::Ok();

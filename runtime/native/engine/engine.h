@@ -173,6 +173,7 @@ class Engine {
 
   // step_inputs.cc: a step's batch and sampling tasks.
   void Prepare(EngineStep* step) const;
+  Status EnqueueRows(const EngineStep& step, Fence* fence);
   static void ListTasks(EngineStep* step);
 
   // results.cc: a step's vectors and tokens.
@@ -279,6 +280,7 @@ class Engine {
   // fewer than kMostAsked continuations have been asked about and not started.
   static constexpr uint32_t kMostAsked = 512;
   uint32_t num_asked_ = 0;
+  RowNames row_names_;
   std::set<std::tuple<int32_t, uint64_t, Request*>> unasked_;  // by priority, then age
   std::unordered_map<uint64_t, std::unique_ptr<Request>> live_;
   std::deque<llmc_event> events_;

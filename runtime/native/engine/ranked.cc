@@ -121,6 +121,7 @@ Sequence* Engine::NewBeam(Request* r, const Sequence& parent, std::vector<Sequen
   child->priority = parent.priority;
   child->arrival = parent.arrival;
   child->num_prompt = parent.num_prompt;
+  child->placed = parent.placed;
   child->SetRoot(parent.root_id);
   tokens = parent.tokens;
   child->tokens = std::move(tokens);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "device/batch.h"
+#include "engine/placed_rows.h"
 #include "engine/ranked.h"
 #include "engine/scheduler.h"
 #include "engine/token_mask.h"
@@ -22,6 +23,7 @@ struct Request {
   bool asked = false;  // its first masks were requested but it has not started; counted in Engine::num_asked_
   int32_t num_prompt_logprobs = -1;
   float* vector = nullptr;  // the caller's buffer, for a model that gives vectors
+  PlacedRows placed;
   uint64_t adapter = 0;  // 0: none
   int32_t adapter_slot = kNoAdapter;
   uint64_t deadline_ns = 0;  // 0: none

@@ -55,6 +55,7 @@ void Engine::Fork(Sequence* parent) {
     child->SetRoot(parent->root_id);
     child->tokens.reserve(r->max_length);
     child->tokens = parent->tokens;
+    child->placed = parent->placed;
     scheduler_.Fork(*parent, child.get());
     speculator_.Fork(*parent, child.get());
     r->sequences.push_back(std::move(child));

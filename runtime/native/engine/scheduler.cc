@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/placed_rows.h"
+
 namespace llmc {
 namespace {
 
@@ -477,10 +479,18 @@ void Scheduler::AddChunk(Sequence* s, uint32_t count, StepPlan* plan) {
   plan->prefill = true;
 }
 
+// The tokens by which the prefix cache knows a text: rows in place of tokens have names of their contents.
+const int32_t* Scheduler::CachedAs(const Sequence& s) {
+  if (s.placed == nullptr) return s.tokens.data();
+  named_ = s.tokens;
+  s.placed->PutNames(static_cast<uint32_t>(named_.size()), named_.data());
+  return named_.data();
+}
+
 void Scheduler::FindCached(const Sequence& s, uint64_t* id) {
   // The last token is always computed, and so are tokens to be scored.
   const uint32_t most = (s.scoring() ? s.num_scored : static_cast<uint32_t>(s.tokens.size()) - 1) / block_size_;
-  blocks_->Lookup(s.root_id, s.tokens.data(), most, &hits_, id);
+  blocks_->Lookup(s.root_id, CachedAs(s), most, &hits_, id);
   num_found_ = static_cast<uint32_t>(hits_.size());
   blocks_->CutToState(s.root_id, &hits_, id);
 }
@@ -581,9 +591,11 @@ uint32_t Scheduler::Commit(const StepPlan& plan) {
 
 void Scheduler::RegisterBlocks(Sequence* s, uint32_t keep_tokens) {
   const uint32_t known = s->num_computed - s->num_again;
+  if ((s->num_registered + 1) * block_size_ > known) return;
+  const int32_t* all = CachedAs(*s);
   for (; (s->num_registered + 1) * block_size_ <= known; ++s->num_registered) {
     uint32_t& block = s->blocks[s->num_registered];
-    const int32_t* tokens = &s->tokens[static_cast<size_t>(s->num_registered) * block_size_];
+    const int32_t* tokens = all + static_cast<size_t>(s->num_registered) * block_size_;
     const uint64_t parent = s->parent_id;
     s->parent_id = blocks_->Register(block, parent, tokens, (s->num_registered + 1) * block_size_ == keep_tokens);
     // Blocks behind the last state are computed again. The sequence then holds the cached ones, which else could leave

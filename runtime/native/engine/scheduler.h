@@ -15,6 +15,7 @@
 
 namespace llmc {
 
+class PlacedRows;
 struct Request;
 
 // One continuation of a request. The KV of tokens[0, num_computed) is in `blocks`. The next token is sampled from the
@@ -29,6 +30,7 @@ struct Sequence {
   uint32_t output_index = 0;
   uint32_t num_prompt = 0;
   std::vector<int32_t> tokens;  // prompt, then output
+  const PlacedRows* placed = nullptr;  // of its request, in place of tokens of the prompt; nullptr: none
   bool finished = false;        // its last event was sent
   bool guided = false;  // each of its tokens waits for a mask
   // A guided sequence whose next mask is missing: its last token is not computed yet. Or a beam that has to wait for
@@ -301,6 +303,7 @@ class Scheduler {
   void AddChunk(Sequence* s, uint32_t count, StepPlan* plan);
   // Looks up cached blocks into hits_, up to one with a state where a model is recurrent; *id as in BlockManager::Lookup.
   void FindCached(const Sequence& s, uint64_t* id);
+  const int32_t* CachedAs(const Sequence& s);
   Sequence* NextWaiting(bool no_held, uint64_t* id);
   bool Admit(PhaseSet phases, StepPlan* plan);
   // Blocks that a waiting sequence needs besides the cached blocks in hits_.
@@ -366,6 +369,7 @@ class Scheduler {
   std::vector<Sequence*> leaving_;  // ended sequences whose blocks a step in flight writes to
   std::vector<Sequence*> ready_, decodes_, prefills_, chosen_, victims_;  // scratch of one Schedule
   std::vector<uint32_t> hits_;
+  std::vector<int32_t> named_;  // scratch of CachedAs
   uint32_t num_found_ = 0;  // of the last lookup: cached blocks, of which hits_ are those up to a state
   std::vector<BucketMiss> bucket_misses_;
   std::vector<EvictionCount> evictions_;

@@ -16,6 +16,7 @@ void Engine::Prepare(EngineStep* step) const {
   b.num_samples = plan.load.samples;
   b.block_table_stride = plan.load.blocks;
   step->drawn.clear();
+  step->placed.clear();
   b.input_ids.clear();
   b.positions.clear();
   b.slot_mapping.clear();
@@ -32,7 +33,9 @@ void Engine::Prepare(EngineStep* step) const {
     for (uint32_t p = item.start; p < end; ++p) {
       const bool open = p >= s.tokens.size();
       if (open) step->drawn.push_back({static_cast<uint32_t>(b.input_ids.size()), s.task});
-      b.input_ids.push_back(open ? 0 : s.tokens[p]);
+      const float* placed = s.placed == nullptr ? nullptr : s.placed->row(p);
+      if (placed != nullptr) step->placed.push_back({static_cast<uint32_t>(b.input_ids.size()), placed});
+      b.input_ids.push_back(placed != nullptr ? kPlacedRow : open ? 0 : s.tokens[p]);
       b.positions.push_back(static_cast<int32_t>(p));
       b.slot_mapping.push_back(static_cast<int32_t>(s.blocks[p / block_size] * block_size + p % block_size));
     }
@@ -55,6 +58,16 @@ void Engine::Prepare(EngineStep* step) const {
       b.sample_index.push_back(row + static_cast<int32_t>(p));
     }
   }
+}
+
+// Gives the device the rows that take the place of tokens, and its step.
+Status Engine::EnqueueRows(const EngineStep& step, Fence* fence) {
+  if (!step.placed.empty()) {
+    float* rows = device_->TakenStates();
+    const std::size_t width = static_cast<uint32_t>(model_.states_width);
+    for (const EngineStep::Placed& one : step.placed) std::copy_n(one.values, width, rows + one.row * width);
+  }
+  return device_->Enqueue(step.batch, fence);
 }
 
 // Lists what is drawn, in the order of items: first logprobs of a prompt's tokens, then a token. A prompt with n > 1

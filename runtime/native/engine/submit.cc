@@ -37,6 +37,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
                            std::to_string(LLMC_MAX_TOP_LOGPROBS) + ".");
   }
   auto request = std::make_unique<Request>();
+  LLMC_RETURN_IF_ERROR(PlacedRows::Read(model_, c, &request->placed));
   request->vector = c.vector;
   LLMC_RETURN_IF_ERROR(MakeSamplingParams(*c.sampling, model_.vocab_size, &request->params));
   const uint32_t num_prompt = static_cast<uint32_t>(c.num_prompt_tokens - c.num_output_tokens);
@@ -50,6 +51,7 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   if (request->guided) request->masks.resize(request->params.n);
   auto sequence = std::make_unique<Sequence>();
   sequence->request = request.get();
+  if (!request->placed.empty()) sequence->placed = &request->placed;
   sequence->priority = c.priority;
   sequence->num_prompt = num_prompt;
   sequence->guided = sequence->held = request->guided;
@@ -75,6 +77,13 @@ Status Engine::Submit(const llmc_request& c, uint64_t* id) {
   } else if (c.adapter != 0) {
     return Status::Error(LLMC_ERR_NOT_FOUND,
                          "Adapter " + std::to_string(c.adapter) + " is not loaded; load it before the request.");
+  }
+  for (PlacedRows::Part& part : r->placed.parts()) {
+    part.name = row_names_.Of(part.identity);
+    if (part.name == 0) {
+      return Status::Error(LLMC_ERR_INTERNAL,
+                           "The engine has met 2^31 images, the most that it tells apart; restart it.");
+    }
   }
   r->id = next_id_;
   r->sequences[0]->arrival = r->id;

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llmc.runtime.binding import Artifact, Engine
-from llmc.runtime.binding.abi import library_candidates, load_library
+from llmc.runtime.binding.library import library_candidates, load_library
 
 from support.artifacts import TINY_LADDER, TinyArtifact
 from support.paths import ROOT

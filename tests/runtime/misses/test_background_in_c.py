@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.binding import Artifact, Engine
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.library import library_candidates
 from llmc.runtime.graphs_file import read_graphs
 
 from support.paths import ROOT

@@ -52,10 +52,13 @@ Status DraftModel::Create(std::unique_ptr<Device> device, const ModelShape& targ
     return refuse("The draft has " + std::to_string(model.vocab_size) + " tokens, the model " +
                   std::to_string(target.vocab_size) + "; use a draft with the model's tokenizer.");
   }
-  if (model.takes_states && (device->TakenStates() == nullptr || model.states_width != target.states_width)) {
+  if (model.places_rows) {
+    return refuse("The draft takes rows of images, which only its model is given; compile it without --images.");
+  }
+  const int32_t left = target.takes_states ? 0 : target.states_width;
+  if (model.takes_states && (device->TakenStates() == nullptr || model.states_width != left)) {
     return refuse("The draft is a head that reads hidden states of " + std::to_string(model.states_width) +
-                  " numbers, and the model leaves " +
-                  (target.states_width == 0 ? "none" : "some of " + std::to_string(target.states_width)) +
+                  " numbers, and the model leaves " + (left == 0 ? "none" : "some of " + std::to_string(left)) +
                   "; compile the model together with this head, by --eagle or --mtp.");
   }
   const uint64_t pool = uint64_t{device->num_blocks() - 1} * static_cast<uint32_t>(model.block_size);

@@ -109,7 +109,13 @@ typedef struct llmc_artifact_info {
   uint64_t max_kv_blocks;       /* KV blocks that its kernels can address, with the dummy block */
   uint64_t state_bytes;         /* states of a sequence over all layers of a process, the most of any; 0: it has none */
   uint64_t max_states;          /* slots of states that its kernels can address, with the dummy slot */
+  uint32_t states_width;        /* floats of a row of hidden states that graphs leave or take; 0: none */
+  uint32_t states_use;          /* LLMC_STATES_ */
 } llmc_artifact_info;
+/* Rows of states_width floats beside a graph's inputs. LEFT: graphs write one for each token, for a head that guesses.
+ * TAKEN: graphs read one for each token: a head, or an encoder. PLACED: they read those that take the place of tokens
+ * (llmc_placed_rows). */
+enum { LLMC_STATES_LEFT = 0, LLMC_STATES_TAKEN = 1, LLMC_STATES_PLACED = 2 };
 
 #define LLMC_MAX_ADAPTER_PARTS 8
 
@@ -432,6 +438,15 @@ typedef struct llmc_sampling_params {
 } llmc_sampling_params;
 LLMC_API void llmc_sampling_params_init(llmc_sampling_params *params, uint32_t struct_size);
 
+/* Rows that take the place of tokens of a prompt, such as those of an image (llmc_encoder_encode). */
+typedef struct llmc_placed_rows {
+  uint32_t struct_size;
+  uint32_t num_rows;
+  uint64_t first;       /* index in prompt_token_ids of the first token that they replace */
+  const float *rows;    /* [num_rows][states_width], of finite numbers; copied by submit */
+  uint8_t identity[32]; /* names their content, such as a digest: rows of equal names are taken to be equal */
+} llmc_placed_rows;
+
 typedef struct llmc_request {
   uint32_t struct_size;
   int32_t priority; /* lower values run first, and evict running requests with a higher value; default 0 */
@@ -447,6 +462,10 @@ typedef struct llmc_request {
   uint64_t num_output_tokens; /* tokens at the end of prompt_token_ids that are output, see below; default 0 */
   uint32_t output_index;      /* index of the continuation in the original request; default 0 */
   uint32_t reserved;
+  /* Ascending and apart, of a model with LLMC_STATES_PLACED. The struct_size of the first holds for all. Any tokens may
+   * stand in their place; penalties count these. The prompt's last token cannot be replaced. */
+  const llmc_placed_rows *placed;
+  uint64_t num_placed;
 } llmc_request;
 /* Initializes a request. These fields continue one continuation of another engine's request, with the bits of the
  * original:
@@ -789,6 +808,35 @@ LLMC_API llmc_status llmc_engine_get_evictions(const llmc_engine *engine, llmc_e
                                                uint64_t capacity, uint64_t *count, llmc_error *error);
 /* Checks that reference counts, block tables, free list and prefix index agree. LLMC_ERR_INTERNAL says what does not. */
 LLMC_API llmc_status llmc_engine_check_integrity(const llmc_engine *engine, llmc_error *error);
+
+/* ---- encoder: a model that gives rows, such as those of an image, for the prompts of another model ---------- */
+typedef struct llmc_encoder llmc_encoder;
+
+/* What is encoded: an image as patches, each of states_width floats. */
+typedef struct llmc_patches {
+  uint32_t struct_size;
+  uint32_t num_patches;
+  uint32_t num_rows; /* of the result */
+  uint32_t reserved;
+  const float *patches;  /* [num_patches][states_width] */
+  const int32_t *places; /* [num_patches], each below vocab_size: the place of a patch in the image */
+  const int32_t *first;  /* [num_rows]: the first of the neighbouring patches that become this row */
+} llmc_patches;
+
+/* Creates an encoder for an artifact with LLMC_STATES_TAKEN and a vector_width. It allocates all memory, and keeps a
+ * reference to the artifact, and none to the device. LLMC_ERR_UNSUPPORTED_TARGET: as for llmc_replayer_create. */
+LLMC_API llmc_status llmc_encoder_create(const llmc_device *device, llmc_artifact *artifact, llmc_encoder **out,
+                                         llmc_error *error);
+LLMC_API void llmc_encoder_destroy(llmc_encoder *encoder);
+/* Most patches of an image, and most rows of its result. */
+LLMC_API llmc_status llmc_encoder_get_limits(const llmc_encoder *encoder, uint32_t *max_patches, uint32_t *max_rows,
+                                             llmc_error *error);
+/* Encodes an image: writes num_rows rows of vector_width floats. They depend on the patches alone. The call blocks; any
+ * thread may call it, and calls take turns. LLMC_ERR_OUT_OF_RANGE: more patches or rows than the artifact's largest
+ * bucket has, or an index outside its range. LLMC_ERR_NOT_FINITE: a row has a number that is NaN or infinite.
+ * LLMC_ERR_DEVICE_FAILED, LLMC_ERR_DEVICE_LOST: as for llmc_engine_step. */
+LLMC_API llmc_status llmc_encoder_encode(llmc_encoder *encoder, const llmc_patches *patches, float *rows,
+                                         llmc_error *error);
 
 /* ---- simulation: a trace through the engine in virtual time, over a device that computes nothing ----------- */
 /* Cost of a replay in nanoseconds, by its token rows and its pairs of a new token and a token that it attends to.

@@ -241,12 +241,13 @@ void TestDamage(const Tables& good) {
   fails(8, uint32_t{3}, LLMC_ERR_VERSION);
   fails(8, uint32_t{4}, LLMC_ERR_VERSION);
   fails(8, uint32_t{11}, LLMC_ERR_VERSION);
-  fails(8, uint32_t{13}, LLMC_ERR_VERSION);
+  fails(8, uint32_t{14}, LLMC_ERR_VERSION);
   corrupt(8, uint32_t{6});  // no section of adapters
   corrupt(8, uint32_t{7});
   corrupt(8, uint32_t{8});
   corrupt(8, uint32_t{10});
   corrupt(8, uint32_t{12});
+  corrupt(8, uint32_t{13});
   corrupt(12, uint32_t{72});
   corrupt(16, uint64_t{good.file.size() + 1});
   corrupt(24, uint32_t{6});  // a section is missing

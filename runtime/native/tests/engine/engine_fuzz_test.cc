@@ -1,6 +1,7 @@
 // Random models, pools, options and requests, one thread, integrity checked after every step: whatever the batching,
 // chunking, prefix hits, preemptions and waits for masks, each request's output equals that of a generator that knows
 // nothing of any of these. Of recurrent models, each step finds the state that its first tokens continue from.
+#include <functional>
 #include <random>
 
 #include "core/clock.h"
@@ -15,10 +16,20 @@ uint64_t total_preemptions = 0, total_cached = 0, total_copies = 0, total_misses
          total_mixed_hits = 0, total_parked = 0, total_evictions = 0, total_promotions = 0, total_beams = 0,
          total_best_of = 0, total_drafted = 0, total_accepted = 0, total_drafts = 0, total_loads = 0, total_ahead = 0,
          total_thrown = 0, total_chained = 0, total_lost = 0, total_disjoint = 0, total_failed_steps = 0,
-         total_failed = 0;
+         total_failed = 0, total_placed = 0, total_placed_cached = 0;
 // Of recurrent models.
 uint64_t states_read = 0, states_kept = 0, states_copied = 0, states_saved = 0, states_loaded = 0, states_cached = 0,
          states_ahead = 0, states_thrown = 0, states_disjoint = 0, states_failed = 0, states_guessed = 0;
+
+// Rows in place of some tokens before the last one. Each image has the values that its number says.
+void PlaceRows(uint32_t length, const std::function<uint32_t(uint32_t, uint32_t)>& pick, std::vector<Placed>* placed) {
+  for (uint32_t at = pick(0, 6); at + 1 < length; at += pick(0, 9)) {
+    const uint32_t count = std::min(pick(1, 12), length - 1 - at), image = pick(0, 3);
+    placed->push_back({at, {}, static_cast<uint8_t>(image)});
+    for (uint32_t i = 0; i < count; ++i) placed->back().values.push_back(static_cast<float>(100 * image + i));
+    at += count;
+  }
+}
 
 void Property(uint32_t seed, bool recurrent) {
   std::mt19937 rng(seed);
@@ -27,6 +38,8 @@ void Property(uint32_t seed, bool recurrent) {
   const uint32_t all_blocks = (max_len + bs - 1) / bs;
   ModelShape shape = Shape(static_cast<int32_t>(bs), static_cast<int32_t>(max_len), static_cast<int32_t>(max_seqs));
   shape.state_bytes = recurrent ? sizeof(NullDevice::State) : 0;
+  shape.places_rows = shape.takes_states = seed % 5 < 2;
+  shape.states_width = shape.places_rows ? kRowWidth : 0;
   const uint32_t largest = pick(1, max_len + 10);
   for (uint32_t t = 1; t < largest; t += pick(1, 16))
     AddGraph(&shape, Phase::kPrefill, t, pick(1, 4), pick(1, all_blocks));
@@ -83,6 +96,8 @@ void Property(uint32_t seed, bool recurrent) {
   uint64_t failed_steps = 0;
   std::vector<int32_t> common(reach);
   for (auto& t : common) t = static_cast<int32_t>(pick(0, kVocab - 1));
+  std::vector<Placed> common_rows;
+  if (shape.places_rows) PlaceRows(reach, pick, &common_rows);
   // Now and then masks are late, so that most of the seats are given away.
   const uint32_t most_guided = pick(0, 2) ? 1 : 3, late = pick(0, 2) ? 1 : 12;
   std::vector<Job> jobs(pick(1, 14));
@@ -96,6 +111,13 @@ void Property(uint32_t seed, bool recurrent) {
       const uint32_t length = pick(1, reach - 1), shared = pick(0, length);
       j.prompt.assign(common.begin(), common.begin() + shared);
       while (j.prompt.size() < length) j.prompt.push_back(static_cast<int32_t>(pick(0, kVocab - 1)));
+      for (const Placed& one : common_rows) {
+        if (one.first + one.values.size() <= std::min(shared, length - 1)) j.placed.push_back(one);
+      }
+      if (shape.places_rows && pick(0, 3) == 0) {
+        j.placed.clear();
+        PlaceRows(length, pick, &j.placed);
+      }
       j.params = Params();
       j.params.n = pick(0, 3) ? 1 : pick(2, 4);
       j.params.max_tokens = pick(1, 30);
@@ -208,6 +230,8 @@ void Property(uint32_t seed, bool recurrent) {
   total_cached += s.cached_tokens;
   total_misses += s.num_bucket_misses;
   total_copies += device->copies;
+  total_placed += device->rows_placed;
+  if (shape.places_rows) total_placed_cached += s.cached_tokens;
   total_drafted += s.drafted_tokens;
   total_accepted += s.accepted_tokens;
   CHECK(s.accepted_tokens <= s.drafted_tokens && s.num_speculative_steps <= s.drafted_tokens);
@@ -264,9 +288,9 @@ int main() {
         total_mixed_hits,   total_parked,  total_evictions, total_promotions,    total_beams,
         total_best_of,      total_drafted, total_accepted,  total_drafts,        total_loads,
         total_ahead,        total_thrown,  total_chained,   total_lost,          total_disjoint,
-        total_failed_steps, total_failed,  states_read,     states_kept,         states_copied,
-        states_saved,       states_loaded, states_cached,   states_ahead,        states_thrown,
-        states_disjoint,    states_failed, states_guessed}) {
+        total_failed_steps, total_failed,  total_placed,    total_placed_cached, states_read,
+        states_kept,        states_copied, states_saved,    states_loaded,       states_cached,
+        states_ahead,       states_thrown, states_disjoint, states_failed,       states_guessed}) {
     CHECK(total > 0);
     std::printf("%llu ", static_cast<unsigned long long>(total));
   }

@@ -57,8 +57,16 @@ inline void AddGraph(ModelShape* m, Phase phase, uint32_t tokens, uint32_t seqs,
   m->graphs.push_back({phase, seqs, tokens / std::max(seqs, 1u), tokens, seqs, seqs, blocks});
 }
 
+// Rows in place of tokens, each of equal floats.
+struct Placed {
+  uint32_t first;
+  std::vector<float> values;
+  uint8_t identity;
+};
+
 struct Job {
   std::vector<int32_t> prompt;
+  std::vector<Placed> placed;
   llmc_sampling_params params;
   std::vector<int32_t> stops;
   std::vector<llmc_logit_bias> biases;
@@ -78,12 +86,37 @@ inline llmc_sampling_params Params() {
   return p;
 }
 
+// The tokens of a text as the model sees them: rows in place of tokens have numbers of their own.
+inline std::vector<int32_t> SeenBy(const Job& job, std::vector<int32_t> tokens) {
+  for (const Placed& one : job.placed) {
+    for (size_t i = 0; i < one.values.size(); ++i) tokens[one.first + i] = SeenRow(one.values[i]);
+  }
+  return tokens;
+}
+
+constexpr uint32_t kRowWidth = 3;
+
 inline Status Submit(Engine* engine, Job* job) {
   llmc_request r;
   llmc_request_init(&r, sizeof(r));
   r.priority = job->priority;
   r.prompt_token_ids = job->prompt.data();
   r.num_prompt_tokens = job->prompt.size();
+  std::vector<std::vector<float>> rows;
+  std::vector<llmc_placed_rows> placed;
+  for (const Placed& one : job->placed) {
+    rows.emplace_back();
+    for (const float value : one.values) rows.back().insert(rows.back().end(), kRowWidth, value);
+    llmc_placed_rows to{};
+    to.struct_size = sizeof(to);
+    to.num_rows = static_cast<uint32_t>(one.values.size());
+    to.first = one.first;
+    to.rows = rows.back().data();
+    to.identity[31] = one.identity;
+    placed.push_back(to);
+  }
+  r.placed = placed.data();
+  r.num_placed = placed.size();
   r.guided = job->guided;
   r.num_prompt_logprobs = job->num_prompt_logprobs;
   r.deadline_ns = job->deadline_ns;
@@ -139,7 +172,7 @@ inline Output Reference(const Job& job, uint32_t index, uint32_t max_len) {
                                static_cast<uint32_t>(folded), &r));
         out.prompt.push_back(MakeScored(r.token, r.logprob, r.rank, r.num_top, r.top_token_ids, r.top_logprobs));
       }
-      fold = Fold(fold, TokenHash(fold, tokens[folded], static_cast<uint32_t>(folded)));
+      fold = Fold(fold, TokenHash(fold, SeenBy(job, tokens)[folded], static_cast<uint32_t>(folded)));
     }
     LogitsOf(fold, kVocab, logits.data());
     SampleResult r;

@@ -3,6 +3,9 @@
 //
 // Of a recurrent model, a slot of states holds how many tokens were folded, and their fold. A step fails unless it finds
 // the state of exactly the tokens before its first one.
+//
+// A row in place of a token counts as a token with the number SeenRow of its floats, which must be equal. Where each
+// token has a row, the numbers are added.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -30,6 +33,9 @@ inline uint64_t TokenHash(uint64_t before, int32_t token, uint32_t position) {
 }
 inline uint64_t Fold(uint64_t fold, uint64_t slot) { return Mix(fold * 31 + slot); }
 
+constexpr int32_t kFirstRow = 1000;
+inline int32_t SeenRow(float value) { return kFirstRow + static_cast<int32_t>(value); }
+
 inline void LogitsOf(uint64_t fold, int32_t vocab, float* out) {
   for (int32_t v = 0; v < vocab; ++v) {
     out[v] = static_cast<float>(Mix(fold + static_cast<uint64_t>(v)) >> 40) / 16777216.0f * 12.0f - 6.0f;
@@ -47,6 +53,9 @@ class NullDevice : public llmc::Device {
         pool_(static_cast<size_t>(num_blocks) * shape_.block_size, 0xdead) {
     const uint32_t seqs = static_cast<uint32_t>(shape_.max_num_seqs);
     if (shape_.recurrent()) states_.assign(1 + (slots > 0 ? slots : 3 * seqs), kNoState);
+    uint32_t most = 0;
+    for (const llmc::GraphShape& graph : shape_.graphs) most = std::max(most, graph.max_tokens);
+    if (shape_.takes_states) rows_.assign(size_t{most} * static_cast<uint32_t>(shape_.states_width), 0.0f / zero_);
   }
   const llmc::ModelShape& model() const override { return shape_; }
   uint32_t num_blocks() const override { return num_blocks_; }
@@ -106,7 +115,10 @@ class NullDevice : public llmc::Device {
     lost_steps += *lost;
     return llmc::Status::Ok();
   }
-  llmc::Status Enqueue(const llmc::StepBatch& b, llmc::Fence* fence) override {
+  float* TakenStates() override { return rows_.empty() ? nullptr : rows_.data(); }
+  llmc::Status Enqueue(const llmc::StepBatch& given, llmc::Fence* fence) override {
+    llmc::StepBatch b = given;
+    LLMC_RETURN_IF_ERROR(SeeRows(&b));
     if (in_flight_ > 1) return Queue(b, fence);
     if (enqueued_ != 0) return Bad("a step is on its way already");
     batch_ = b;
@@ -334,7 +346,8 @@ class NullDevice : public llmc::Device {
   uint32_t last_graph = 0, last_seqs = 0, last_tokens = 0, max_tokens_seen = 0;
   uint64_t walks = 0, runs = 0, copies = 0, saves = 0, loads = 0, decode_chunks = 0, dummy_seqs = 0, draw_calls = 0,
            chained_steps = 0, lost_steps = 0, unwanted_tasks = 0, most_queued = 0, failed_copies = 0, failed_saves = 0,
-           failed_loads = 0, states_read = 0, states_kept = 0, states_copied = 0, states_saved = 0, states_loaded = 0;
+           failed_loads = 0, rows_placed = 0, states_read = 0, states_kept = 0, states_copied = 0, states_saved = 0,
+           states_loaded = 0;
 
  private:
   static constexpr State kNoState{UINT32_MAX, 0xdead};
@@ -366,6 +379,21 @@ class NullDevice : public llmc::Device {
     if (all) blocks.insert(b.block_tables.begin(), b.block_tables.end());
     blocks.erase(0);
     return blocks;
+  }
+  // Takes the rows that were given for this step, and forgets them all.
+  llmc::Status SeeRows(llmc::StepBatch* b) {
+    const size_t width = static_cast<uint32_t>(shape_.states_width);
+    const bool all = shape_.takes_states && !shape_.places_rows;
+    for (size_t t = 0; t < b->input_ids.size(); ++t) {
+      if (b->input_ids[t] != llmc::kPlacedRow && !all) continue;
+      if ((t + 1) * width > rows_.size()) return Bad("a row in place of a token, for a model that takes none");
+      const float* row = &rows_[t * width];
+      if (!std::all_of(row, row + width, [row](float value) { return value == *row; })) return Bad("a row");
+      b->input_ids[t] = SeenRow(*row) + (all ? b->input_ids[t] : 0);
+      ++rows_placed;
+    }
+    std::fill(rows_.begin(), rows_.end(), 0.0f / zero_);
+    return llmc::Status::Ok();
   }
   llmc::Status Queue(const llmc::StepBatch& b, llmc::Fence* fence) {
     if (queue_.size() == in_flight_) return Bad("too many steps are on their way");
@@ -440,7 +468,7 @@ class NullDevice : public llmc::Device {
   uint32_t num_blocks_;
   std::vector<uint64_t> pool_, saved_;
   std::vector<State> states_, saved_states_;
-  std::vector<float> logits_;
+  std::vector<float> logits_, rows_;
   const bool late_ = late, draws_ = draws, chains_ = chains;
   const uint32_t in_flight_ = in_flight;
   std::deque<Queued> queue_;

@@ -37,7 +37,7 @@ inline std::vector<Output> ReferenceBeams(const Job& job, uint32_t max_len) {
   for (uint32_t length = 1;; ++length) {
     std::vector<Text> all;
     for (const Text& beam : running) {
-      const std::vector<float> logits = LogitsAfter(beam.tokens);
+      const std::vector<float> logits = LogitsAfter(SeenBy(job, beam.tokens));
       std::vector<int32_t> order(kVocab);
       std::iota(order.begin(), order.end(), 0);
       std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
@@ -110,7 +110,7 @@ inline std::vector<Output> ReferenceBestOf(const Job& job, uint32_t max_len) {
       tokens.insert(tokens.end(), one.tokens.begin(), one.tokens.end());
       Sampler sampler(kVocab, {kEos});
       SampleResult r;
-      CHECK_OK(sampler.Score(LogitsAfter(tokens).data(), one.stop, 0, 0, &r));
+      CHECK_OK(sampler.Score(LogitsAfter(SeenBy(job, tokens)).data(), one.stop, 0, 0, &r));
       sum += static_cast<double>(r.logprob);
     }
     drawn.push_back({sum, std::move(one)});

@@ -25,8 +25,8 @@ from llmc.compiler.targets.cpu.kernels.codegen import llvm_text
 from llmc.compiler.targets.cpu.target import TARGETS, enable, native_target, runs_here
 from llmc.cpu_levels import NATIVE_TARGET, PRODUCT_LEVELS, TARGET_LEVELS
 from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
-from llmc.runtime.binding.abi import library_candidates
 from llmc.runtime.binding.handle import library
+from llmc.runtime.binding.library import library_candidates
 from llmc.runtime.graphs_file import read_graphs
 
 from support.artifacts import TinyArtifact

@@ -12,7 +12,7 @@ import pytest
 
 from llmc.compiler.targets.base import LinkError
 from llmc.compiler.targets.elf.link import link_shared
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.library import library_candidates
 
 from support.compiled import compile_tiny
 from support.paths import ROOT

@@ -1,0 +1,81 @@
+#include "engine/placed_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <string>
+
+#include "core/c_struct.h"
+
+namespace llmc {
+namespace {
+
+// The array's element i, which may be of an older or newer caller.
+Status Element(const llmc_request& c, uint64_t i, llmc_placed_rows* out) {
+  const auto* first = reinterpret_cast<const char*>(c.placed);
+  *out = {};
+  LLMC_RETURN_IF_ERROR(CheckStruct(c.placed, "request->placed"));
+  llmc_placed_rows one{};
+  std::memcpy(&one, first + i * c.placed->struct_size, std::min<std::size_t>(c.placed->struct_size, sizeof(one)));
+  *out = one;
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status PlacedRows::Read(const ModelShape& model, const llmc_request& c, PlacedRows* out) {
+  *out = {};
+  if (c.num_placed == 0) return Status::Ok();
+  if (!model.places_rows) {
+    return Status::Invalid(
+        "The request has placed rows, but the artifact takes none; compile the model with --images, or leave them out.");
+  }
+  out->width_ = static_cast<uint32_t>(model.states_width);
+  const uint64_t last = c.num_prompt_tokens - c.num_output_tokens - 1;
+  uint64_t end = 0;
+  for (uint64_t i = 0; i < c.num_placed; ++i) {
+    llmc_placed_rows one{};
+    LLMC_RETURN_IF_ERROR(Element(c, i, &one));
+    const std::string name = "placed[" + std::to_string(i) + "]";
+    if (one.num_rows == 0) return Status::Invalid(name + " has no rows; leave it out.");
+    if (one.rows == nullptr) return NullArgument((name + ".rows").c_str());
+    if (one.first < end || one.first > last || one.num_rows > last - one.first) {
+      return Status::Invalid(name + " takes the place of tokens " + std::to_string(one.first) + " to " +
+                             std::to_string(one.first + one.num_rows - 1) +
+                             "; rows must be ascending and apart, and end before the prompt's last token, " +
+                             std::to_string(last) + ".");
+    }
+    end = one.first + one.num_rows;
+    const std::size_t offset = out->rows_.size();
+    out->rows_.insert(out->rows_.end(), one.rows, one.rows + one.num_rows * out->width_);
+    Part part{static_cast<uint32_t>(one.first), static_cast<uint32_t>(end), offset, {}, 0};
+    std::copy(std::begin(one.identity), std::end(one.identity), part.identity.begin());
+    out->parts_.push_back(part);
+  }
+  return Status::Ok();
+}
+
+const float* PlacedRows::row(uint32_t position) const {
+  const auto behind = std::upper_bound(parts_.begin(), parts_.end(), position,
+                                       [](uint32_t at, const Part& part) { return at < part.first; });
+  if (behind == parts_.begin()) return nullptr;
+  const Part& part = *(behind - 1);
+  return position < part.end ? rows_.data() + part.offset + (position - part.first) * width_ : nullptr;
+}
+
+void PlacedRows::PutNames(uint32_t count, int32_t* tokens) const {
+  for (const Part& part : parts_) {
+    for (uint32_t i = part.first; i < std::min(part.end, count); ++i) tokens[i] = part.name;
+  }
+}
+
+int32_t RowNames::Of(const PlacedRows::Identity& identity) {
+  const auto found = names_.find(identity);
+  if (found != names_.end()) return found->second;
+  if (last_ == INT32_MIN) return 0;
+  if (names_.size() >= kMost) names_.clear();
+  names_.emplace(identity, last_ - 1);
+  return --last_;
+}
+
+}  // namespace llmc
