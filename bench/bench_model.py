@@ -20,7 +20,7 @@ from typing import Any
 
 from bench import processes
 from bench.figures import UNITS, Bench, Figure, run_rounds, speed_figures, spread
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.library import library_candidates
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFILLS = (128, 512, 2048)

@@ -96,7 +96,7 @@ RANK_0 = "rank0."
 """Prefix of the names of rank 0's weights, if there are several ranks."""
 ADDS_BIAS, ADDS_RESIDUAL = 1, 2
 """Bits for what is added to a sum over ranks."""
-STATES_USES = ("left", "taken", "placed")
+STATES_USES = ("left", "taken", "placed", "placed_on_axes")
 """What graphs do with rows of hidden states, by `takes_states` of the model."""
 OPERAND_KINDS = ("arena", "weight", "input", "k_pool", "v_pool", "output", "adapters", "states")
 INPUTS = (
@@ -116,7 +116,9 @@ ADAPTER_TILES = "adapter_tiles"
 """Input that only commands of adapters read: the number of tiles of rows, then a record for each."""
 STATE_SLOTS = "state_slots"
 """Input of a model with layers that hold a state; a traced one has it behind `INPUTS`."""
-GRAPH_INPUTS = (*INPUTS, ADAPTER_TILES, STATE_SLOTS)
+ROPE_POSITIONS = "rope_positions"
+"""Input of a model whose rotary positions have axes; a traced one has it behind all others."""
+GRAPH_INPUTS = (*INPUTS, ADAPTER_TILES, STATE_SLOTS, ROPE_POSITIONS)
 """Inputs of a graph in index order."""
 TILE_ROWS = 8
 TILE_RECORD = 2 + TILE_ROWS
@@ -125,6 +127,11 @@ MAX_ADAPTER_PARTS = 8
 STATE_FIELDS = 3
 """int32 values of a sequence in state_slots: the slot of its states; a number of tokens, behind which they are also
 written to another slot, or 0; that slot."""
+
+PLACED_ROW = -1
+"""In input_ids, in place of a token: its row of hidden states."""
+ROPE_AXES = 3
+"""int32 values of a token in rope_positions: time, height, width."""
 
 _CODES = {"u8": "s", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
 _BYTES = {"u8": 1, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
@@ -164,5 +171,6 @@ def input_shape(
         "sample_index": (max_samples,),
         ADAPTER_TILES: (1 + TILE_RECORD * max_tokens,),
         STATE_SLOTS: (max_seqs, STATE_FIELDS),
+        ROPE_POSITIONS: (max_tokens, ROPE_AXES),
     }
     return shapes.get(name, (max_tokens,))

@@ -24,6 +24,7 @@ from llmc.graphs_format import (
     MAX_RANKS,
     OPERAND_KINDS,
     PHASES,
+    ROPE_POSITIONS,
     STATE_SLOTS,
     STATES_USES,
     VERSION_OF_TOTALS,
@@ -221,7 +222,12 @@ def _check_ranks(tables: Tables) -> None:
 
 def _check_operands(tables: Tables) -> None:
     model, weights, adapters = tables.model, tables.weights, tables.adapters
-    inputs = [*INPUTS, *([ADAPTER_TILES] if adapters else []), *([STATE_SLOTS] if tables.state_layers else [])]
+    optional = {
+        ADAPTER_TILES: bool(adapters),
+        STATE_SLOTS: bool(tables.state_layers),
+        ROPE_POSITIONS: STATES_USES[model.takes_states] == "placed_on_axes",
+    }
+    inputs = [*INPUTS, *(name for name, given in optional.items() if given)]
     num_inputs = GRAPH_INPUTS.index(inputs[-1]) + 1
     # Operands name a rank's own weights by rank 0's name.
     named = model.num_shared_weights + tables.num_rank_weights

@@ -27,7 +27,7 @@ from llmc.compiler.bundle_apply import apply_bundle
 from llmc.compiler.store.bundle import read_bundle
 from llmc.compiler.targets.gpu import wgmma
 from llmc.runtime.binding import Artifact, Device, GraphInfo, Replayer
-from llmc.runtime.binding.abi import library_candidates
+from llmc.runtime.binding.library import library_candidates
 
 Logits = npt.NDArray[np.float32]
 _BOUND = 4e-2  # largest error of bf16 against float32, as in the tests of kernels

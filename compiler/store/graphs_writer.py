@@ -268,7 +268,7 @@ def write_graphs(
     version = VERSION_OF_STAGES if stages else version
     version = VERSION_OF_KV_LAYERS if layers_differ(kv_layers) else version
     version = VERSION_OF_STATE_LAYERS if state_layers else version
-    version = VERSION_OF_PLACED_ROWS if STATES_USES[model.takes_states] == "placed" else version
+    version = VERSION_OF_PLACED_ROWS if STATES_USES[model.takes_states].startswith("placed") else version
     if version >= VERSION_OF_ADAPTERS:
         sections += (("adapter", _ADAPTER.size, len(adapters), b"".join(map(_adapter, adapters))),)
     if version >= VERSION_OF_RANKS:

@@ -105,6 +105,7 @@ class Batch(ctypes.Structure):
             "query_start",
             "sample_index",
             "state_slots",
+            "rope_positions",
         ),
     ]
 
@@ -180,6 +181,8 @@ class PlacedRows(ctypes.Structure):
         ("first", c_uint64),
         ("rows", F32P),
         ("identity", c_uint8 * 32),
+        ("positions", I32P),
+        *_each(c_uint32, "advance", "reserved"),
     ]
 
 

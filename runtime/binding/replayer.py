@@ -9,7 +9,7 @@ from ctypes import byref, c_uint64, c_void_p
 import numpy as np
 import numpy.typing as npt
 
-from llmc.graphs_format import FAMILIES, STATE_FIELDS
+from llmc.graphs_format import FAMILIES, ROPE_AXES, STATE_FIELDS
 from llmc.runtime.binding import abi
 from llmc.runtime.binding.artifact import Artifact
 from llmc.runtime.binding.devices import DeviceOption, device_for, device_stats
@@ -28,7 +28,7 @@ class ReplayStats:
     barrier_ns: int
 
 
-_DIMENSIONS = {"block_tables": 2, "state_slots": 2}
+_DIMENSIONS = {"block_tables": 2, "state_slots": 2, "rope_positions": 2}
 
 
 def _batch(arrays: dict[str, npt.NDArray[np.int32]]) -> abi.Batch:
@@ -43,6 +43,10 @@ def _batch(arrays: dict[str, npt.NDArray[np.int32]]) -> abi.Batch:
     if "state_slots" in arrays and arrays["state_slots"].shape != (num_seqs, STATE_FIELDS):
         raise ValueError(
             f"state_slots has shape {arrays['state_slots'].shape}; this batch needs {(num_seqs, STATE_FIELDS)}"
+        )
+    if "rope_positions" in arrays and arrays["rope_positions"].shape != (num_tokens, ROPE_AXES):
+        raise ValueError(
+            f"rope_positions has shape {arrays['rope_positions'].shape}; this batch needs {(num_tokens, ROPE_AXES)}"
         )
     batch = sized(abi.Batch)
     batch.num_tokens, batch.num_seqs = num_tokens, num_seqs
@@ -100,9 +104,11 @@ class Replayer(Handle):
         query_start: IntArray,
         sample_index: IntArray,
         state_slots: IntArray | None = None,
+        rope_positions: IntArray | None = None,
     ) -> npt.NDArray[np.float32]:
         """Runs graph `graph` on packed int32 arrays (FORMAT.md). Returns logits [len(sample_index), vocab_size], or
-        vectors [len(sample_index), vector_width]. state_slots: of a model with states, as `own_slots` makes them."""
+        vectors [len(sample_index), vector_width]. state_slots: of a model with states, as `own_slots` makes them.
+        rope_positions: of a model whose rotary positions have axes; None: the positions."""
         arrays = {
             "input_ids": int32("input_ids", input_ids),
             "positions": int32("positions", positions),
@@ -114,6 +120,8 @@ class Replayer(Handle):
         }
         if state_slots is not None:
             arrays["state_slots"] = int32("state_slots", state_slots, ndim=2)
+        if rope_positions is not None:
+            arrays["rope_positions"] = int32("rope_positions", rope_positions, ndim=2)
         batch = _batch(arrays)
         logits = np.empty((batch.num_samples, self._width), np.float32)
         call("llmc_replayer_run", self.pointer, graph, byref(batch), logits.ctypes.data_as(abi.F32P), logits.size)

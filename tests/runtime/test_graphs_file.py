@@ -342,7 +342,7 @@ def test_the_native_reader_knows_the_same_codes_and_limits() -> None:
     assert limits == {
         "MaxBuffers": f.MAX_BUFFERS, "NumFamilies": len(f.FAMILIES), "NumInputs": len(f.GRAPH_INPUTS),
         "Alignment": f.ALIGNMENT, "MaxLaunchFacts": f.MAX_LAUNCH_FACTS, "MaxRanks": f.MAX_RANKS,
-        "TileRows": f.TILE_ROWS, "StateFields": f.STATE_FIELDS,
+        "TileRows": f.TILE_ROWS, "StateFields": f.STATE_FIELDS, "RopeAxes": f.ROPE_AXES,
     }  # fmt: skip
 
 

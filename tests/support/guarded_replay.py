@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.graphs_format import ADAPTER_TILES, GRAPH_INPUTS, INPUTS, OPERAND_KINDS, STATE_FIELDS, STATE_SLOTS
+from llmc.graphs_format import (
+    ADAPTER_TILES,
+    GRAPH_INPUTS,
+    INPUTS,
+    OPERAND_KINDS,
+    ROPE_AXES,
+    ROPE_POSITIONS,
+    STATE_FIELDS,
+    STATE_SLOTS,
+)
 from llmc.graphs_records import Command, OperandRecord
 from llmc.manifest import read_manifest
 from llmc.runtime.binding import Artifact, Replayer
@@ -77,6 +86,7 @@ class GuardedReplay:
         by_name[ADAPTER_TILES] = np.zeros(1, np.int32)  # no row has an adapter, so that no pool is read
         slots = np.zeros((0, STATE_FIELDS), np.int32) if state_slots is None else state_slots
         by_name[STATE_SLOTS] = slots
+        by_name[ROPE_POSITIONS] = np.repeat(positions, ROPE_AXES)
         memory: dict[Any, Guarded] = {**self._pools, "weight": self._weights, "arena": self._memory(found.arena_bytes)}
         memory["adapters"] = self._memory(64)
         for index, name in enumerate(GRAPH_INPUTS):

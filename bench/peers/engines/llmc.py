@@ -53,7 +53,7 @@ class Llmc(Engine):
         """Bytes of the package and the requirements of a base install, which runs and serves."""
         total = sum(_files_bytes(name) for name in _requirements(NAME))
         sources = [path for name in ("llmc", "runtime", "cli", "buckets") for path in (ROOT / name).rglob("*.py")]
-        from llmc.runtime.binding.abi import library_candidates
+        from llmc.runtime.binding.library import library_candidates
 
         library = next((path for path in library_candidates() if path.is_file()), None)
         return total + sum(path.stat().st_size for path in [*sources, *([library] if library else [])])
@@ -100,7 +100,7 @@ class Llmc(Engine):
         return Command((*LLMC, "serve", str(prepared.path), *flags), ready_path="/ready")
 
     def native_start(self, prepared: Prepared, variant: Variant) -> Command | None:
-        from llmc.runtime.binding.abi import library_candidates
+        from llmc.runtime.binding.library import library_candidates
 
         library = next((path for path in library_candidates() if path.is_file()), None)
         if library is None:

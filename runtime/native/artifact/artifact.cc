@@ -88,6 +88,7 @@ uint64_t InputTouchedBytes(const GraphRecord& graph, uint32_t index) {
     case kSampleIndex: elements = graph.max_samples; break;
     case kAdapterTiles: elements = 1 + uint64_t{kTileRecord} * graph.max_tokens; break;
     case kStateSlots: elements = uint64_t{kStateFields} * graph.max_seqs; break;
+    case kRopePositions: elements = uint64_t{kRopeAxes} * graph.max_tokens; break;
     default: break;
   }
   return elements * sizeof(int32_t);

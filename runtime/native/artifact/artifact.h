@@ -16,7 +16,7 @@ namespace llmc {
 
 constexpr uint32_t kMaxBuffers = 12;
 constexpr uint32_t kNumFamilies = 8;
-constexpr uint32_t kNumInputs = 10;
+constexpr uint32_t kNumInputs = 11;
 constexpr uint64_t kAlignment = 64;
 constexpr uint32_t kMaxLaunchFacts = 7;
 constexpr uint32_t kCollective = 1u << 31;  // added to the index of a collective in a command
@@ -48,7 +48,8 @@ enum Input : uint32_t {
   kSampleIndex = 6,
   kTokenSeq = 7,
   kAdapterTiles = 8,
-  kStateSlots = 9
+  kStateSlots = 9,
+  kRopePositions = 10
 };
 
 // Records of graphs.bin, byte for byte.
@@ -183,7 +184,8 @@ class Artifact {
   // Whether graphs have the input.
   bool has_input(uint32_t index) const {
     if (index == kAdapterTiles) return !adapters_.empty();
-    return index == kStateSlots ? !state_layers_.empty() : index < kNumInputs;
+    if (index == kStateSlots) return !state_layers_.empty();
+    return index == kRopePositions ? shape_.rope_axes > 0 : index < kNumInputs;
   }
   uint64_t key_block_bytes(uint32_t layer) const { return kv_layer(layer).key_block_bytes; }
   uint64_t value_block_bytes(uint32_t layer) const { return kv_layer(layer).value_block_bytes; }

@@ -102,7 +102,7 @@ Status Artifact::CheckCode() {
 
 Status Artifact::CheckModel() {
   const ModelRecord& m = model_;
-  const int32_t most_use = version_ < kFirstVersionOfPlacedRows ? LLMC_STATES_TAKEN : LLMC_STATES_PLACED;
+  const int32_t most_use = version_ < kFirstVersionOfPlacedRows ? LLMC_STATES_TAKEN : LLMC_STATES_PLACED_ON_AXES;
   const struct {
     const char* name;
     int32_t value, low, high;
@@ -152,7 +152,8 @@ Status Artifact::CheckModel() {
   shape_.adapter_slots = static_cast<uint32_t>(m.adapter_slots);
   shape_.states_width = m.states_width;
   shape_.takes_states = m.takes_states != LLMC_STATES_LEFT;
-  shape_.places_rows = m.takes_states == LLMC_STATES_PLACED;
+  shape_.places_rows = m.takes_states >= LLMC_STATES_PLACED;
+  shape_.rope_axes = m.takes_states == LLMC_STATES_PLACED_ON_AXES ? kRopeAxes : 0;
   for (int32_t i = 0; i < m.num_eos; ++i) {
     if (m.eos[i] < 0) return Corrupt("graphs.bin", "eos token " + Str(m.eos[i]) + " is negative");
     // An id outside the vocabulary is never sampled and must not index a row of logits.

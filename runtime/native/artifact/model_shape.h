@@ -8,6 +8,7 @@
 namespace llmc {
 
 constexpr int32_t kPlacedRow = -1;  // in input_ids, in place of a token: a row of the states buffer
+constexpr uint32_t kRopeAxes = 3;  // time, height and width, of a token in rope_positions
 constexpr uint32_t kStateFields = 3;  // of a sequence's record in state_slots
 
 enum class Phase : uint32_t { kPrefill = 0, kDecode = 1, kMixed = 2 };
@@ -38,6 +39,7 @@ struct ModelShape {
   int32_t states_width = 0;  // floats of the hidden state that graphs output per row; 0: none
   bool takes_states = false;  // graphs also take a hidden state per row, or if places_rows, for each id of kPlacedRow
   bool places_rows = false;
+  uint32_t rope_axes = 0;  // kRopeAxes: rotary positions are an input of their own; 0: they are the positions
 
   // Bytes of a sequence's states, of all layers that have one in place of keys and values; of the stage with the most. 0:
   // no layer has one. A state cannot take back a token.

@@ -62,6 +62,10 @@ Status ReadBatch(uint32_t graph, const llmc_batch* batch, llmc_replayer* replaye
   step.sample_index.assign(b.sample_index, b.sample_index + b.num_samples);
   step.state_slots.clear();
   if (b.state_slots) step.state_slots.assign(b.state_slots, b.state_slots + uint64_t{b.num_seqs} * llmc::kStateFields);
+  step.rope_positions.clear();
+  if (b.rope_positions) {
+    step.rope_positions.assign(b.rope_positions, b.rope_positions + uint64_t{b.num_tokens} * llmc::kRopeAxes);
+  }
   return Status::Ok();
 }
 

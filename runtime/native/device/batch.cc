@@ -58,6 +58,15 @@ Status CheckStateSlots(const ModelShape& model, uint32_t num_states, const Batch
                                                   "own");
 }
 
+Status CheckRopePositions(const ModelShape& model, const BatchView& b) {
+  if (b.rope_positions == nullptr) return Status::Ok();
+  if (model.rope_axes == 0) {
+    return Status::Error(LLMC_ERR_INVALID_ARGUMENT,
+                         "rope_positions is given and this model's rotary positions are its positions; leave it out");
+  }
+  return CheckRange("rope_positions", b.rope_positions, uint64_t{b.num_tokens} * kRopeAxes, 0, model.max_model_len - 1);
+}
+
 }  // namespace
 
 uint32_t FillBlockTables(const ModelShape& model, const BatchView& b, int32_t* block_tables, int32_t* token_seq) {
@@ -75,6 +84,14 @@ uint32_t FillBlockTables(const ModelShape& model, const BatchView& b, int32_t* b
     end += count;
   }
   return stride;
+}
+
+void FillRopePositions(const BatchView& b, int32_t* out) {
+  if (b.rope_positions != nullptr) {
+    std::copy_n(b.rope_positions, uint64_t{kRopeAxes} * b.num_tokens, out);
+    return;
+  }
+  for (uint32_t i = 0; i < b.num_tokens; ++i, out += kRopeAxes) std::fill_n(out, kRopeAxes, b.positions[i]);
 }
 
 Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs,
@@ -106,6 +123,7 @@ Status CheckSizes(const StepBatch& b) {
       {"sample_index", b.sample_index, b.num_samples},
       {"adapter_slots", b.adapter_slots, b.adapter_slots.empty() ? 0 : uint64_t{b.num_seqs}},
       {"state_slots", b.state_slots, b.state_slots.empty() ? 0 : uint64_t{b.num_seqs} * kStateFields},
+      {"rope_positions", b.rope_positions, b.rope_positions.empty() ? 0 : uint64_t{b.num_tokens} * kRopeAxes},
   };
   for (const auto& array : arrays) {
     if (array.values.size() < array.needed) {
@@ -159,6 +177,7 @@ Status CheckBatch(const ModelShape& model, uint32_t num_blocks, uint32_t num_sta
     }
     LLMC_RETURN_IF_ERROR(CheckRange("block_tables", row, used, 0, int64_t{num_blocks} - 1));
   }
+  LLMC_RETURN_IF_ERROR(CheckRopePositions(model, b));
   return CheckStateSlots(model, num_states, b);
 }
 

@@ -20,6 +20,8 @@ struct StepBatch {
   // Of a recurrent model, kStateFields for each sequence: the slot of its states; a number of tokens, behind which they
   // are also written to another slot, or 0; that slot. Else empty.
   std::vector<int32_t> state_slots{};
+  // Of a model with rope_axes, so many for each token; empty: its position on each axis.
+  std::vector<int32_t> rope_positions{};
 };
 
 // A StepBatch as plain pointers, so that callers can keep their own storage.
@@ -28,6 +30,7 @@ struct BatchView {
   const int32_t *input_ids, *positions, *slot_mapping, *block_tables, *context_lens, *query_start, *sample_index;
   const int32_t* adapter_slots = nullptr;  // NULL: no sequence has an adapter
   const int32_t* state_slots = nullptr;  // NULL: the model is not recurrent
+  const int32_t* rope_positions = nullptr;  // NULL: those of positions
 };
 
 // Valid as long as the batch does not change.
@@ -45,12 +48,16 @@ inline BatchView ViewOf(const StepBatch& b) {
           b.query_start.data(),
           b.sample_index.data(),
           b.adapter_slots.empty() ? nullptr : b.adapter_slots.data(),
-          b.state_slots.empty() ? nullptr : b.state_slots.data()};
+          b.state_slots.empty() ? nullptr : b.state_slots.data(),
+          b.rope_positions.empty() ? nullptr : b.rope_positions.data()};
 }
 
 // Writes the block tables in the form that a graph reads. Returns block_table_stride: the blocks of a token's sequence
 // begin at entry token_seq[token] · stride. The batch must have been checked; blocks that do not fit a row are unused.
 uint32_t FillBlockTables(const ModelShape& model, const BatchView& batch, int32_t* block_tables, int32_t* token_seq);
+
+// Writes the rotary positions of a model with rope_axes.
+void FillRopePositions(const BatchView& batch, int32_t* out);
 
 // Whether a graph holds these counts; must be checked before arrays of that length are read.
 Status CheckCounts(const ModelShape& model, uint32_t graph, uint32_t num_tokens, uint32_t num_seqs,

@@ -38,6 +38,7 @@ bool CutBatch(const BatchView& b, uint32_t cut, BatchParts* out) {
   if (b.adapter_slots != nullptr) out->second.adapter_slots += seq;
   // Kernels see by the positions in which part a state is to be kept.
   if (b.state_slots != nullptr) out->second.state_slots += uint64_t{seq} * kStateFields;
+  if (b.rope_positions != nullptr) out->second.rope_positions += uint64_t{cut} * kRopeAxes;
   out->second_starts.assign(b.query_start + seq, starts_end);
   for (int32_t& start : out->second_starts) start = std::max(0, start - row);
   out->second_samples.assign(b.sample_index + num_samples, samples_end);

@@ -25,8 +25,12 @@ void Engine::Prepare(EngineStep* step) const {
   b.sample_index.clear();
   b.adapter_slots.clear();
   b.state_slots.clear();
+  b.rope_positions.clear();
   b.block_tables.assign(static_cast<size_t>(b.num_seqs) * b.block_table_stride, 0);
   int32_t* table = b.block_tables.data();
+  const bool on_axes =
+      model_.rope_axes > 0 && std::any_of(plan.items.begin(), plan.items.end(),
+                                          [](const StepItem& item) { return item.sequence->placed != nullptr; });
   for (const StepItem& item : plan.items) {
     const Sequence& s = *item.sequence;
     const uint32_t end = item.start + item.count;
@@ -37,6 +41,11 @@ void Engine::Prepare(EngineStep* step) const {
       if (placed != nullptr) step->placed.push_back({static_cast<uint32_t>(b.input_ids.size()), placed});
       b.input_ids.push_back(placed != nullptr ? kPlacedRow : open ? 0 : s.tokens[p]);
       b.positions.push_back(static_cast<int32_t>(p));
+      if (on_axes && s.placed != nullptr) {
+        s.placed->AddRopePositions(p, &b.rope_positions);
+      } else if (on_axes) {
+        b.rope_positions.insert(b.rope_positions.end(), kRopeAxes, static_cast<int32_t>(p));
+      }
       b.slot_mapping.push_back(static_cast<int32_t>(s.blocks[p / block_size] * block_size + p % block_size));
     }
     std::copy_n(s.blocks.begin(), (end + block_size - 1) / block_size, table);

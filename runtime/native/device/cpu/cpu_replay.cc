@@ -62,6 +62,7 @@ void CpuReplay::CopyInputs(const BatchView& b, CpuProgram* program, StepRows* ro
   copy(kQueryStart, b.query_start, uint64_t{b.num_seqs} + 1);
   copy(kSampleIndex, b.sample_index, b.num_samples);
   if (b.state_slots != nullptr) copy(kStateSlots, b.state_slots, uint64_t{b.num_seqs} * kStateFields);
+  if (program->artifact().shape().rope_axes > 0) FillRopePositions(b, program->input(kRopePositions));
   const uint32_t stride =
       FillBlockTables(program->artifact().shape(), b, program->input(kBlockTables), program->input(kTokenSeq));
   if (!program->artifact().adapters().empty()) tiler_.Write(b, program->input(kAdapterTiles));

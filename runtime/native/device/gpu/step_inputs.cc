@@ -7,7 +7,7 @@ namespace {
 
 constexpr uint64_t kScalarBytes = kAlignment;  // 8 of int32, then padding
 constexpr uint64_t kWordBytes = sizeof(int32_t);
-static_assert(kStateSlots == kAdapterTiles + 1 && kNumInputs == kStateSlots + 1, "StepLayout has all inputs");
+static_assert(kRopePositions == kAdapterTiles + 2 && kNumInputs == kRopePositions + 1, "StepLayout has all inputs");
 
 }  // namespace
 
@@ -20,6 +20,7 @@ StepLayout StepLayout::Of(const GraphRecord& graph) {
   };
   for (uint32_t i = 0; i < kAdapterTiles; ++i) add(i);
   // Of the last ones, a step sends only what it uses.
+  add(kRopePositions);
   add(kStateSlots);
   add(kAdapterTiles);
   return layout;
@@ -42,9 +43,13 @@ uint64_t FillStep(const ModelShape& model, uint32_t num_blocks, const StepBatch&
                               static_cast<int32_t>(b.num_samples), static_cast<int32_t>(stride),
                               static_cast<int32_t>(num_blocks),    0};
   std::copy_n(scalars, 8, out);
+  if (model.rope_axes > 0) FillRopePositions(ViewOf(b), place(kRopePositions));
   if (model.recurrent()) copy(kStateSlots, b.state_slots, uint64_t{b.num_seqs} * kStateFields);
   const uint64_t bytes = layout.offsets[kAdapterTiles];
-  if (model.adapters.empty()) return model.recurrent() ? bytes : layout.offsets[kStateSlots];
+  if (model.adapters.empty()) {
+    if (model.recurrent()) return bytes;
+    return layout.offsets[model.rope_axes > 0 ? kStateSlots : kRopePositions];
+  }
   int32_t* tiles = place(kAdapterTiles);
   tiler->Write(ViewOf(b), tiles);
   return bytes + (1 + uint64_t{kTileRecord} * static_cast<uint32_t>(tiles[0])) * kWordBytes;

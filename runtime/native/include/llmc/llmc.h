@@ -114,8 +114,8 @@ typedef struct llmc_artifact_info {
 } llmc_artifact_info;
 /* Rows of states_width floats beside a graph's inputs. LEFT: graphs write one for each token, for a head that guesses.
  * TAKEN: graphs read one for each token: a head, or an encoder. PLACED: they read those that take the place of tokens
- * (llmc_placed_rows). */
-enum { LLMC_STATES_LEFT = 0, LLMC_STATES_TAKEN = 1, LLMC_STATES_PLACED = 2 };
+ * (llmc_placed_rows). PLACED_ON_AXES: the same, and rotary positions of tokens have three axes: time, height, width. */
+enum { LLMC_STATES_LEFT = 0, LLMC_STATES_TAKEN = 1, LLMC_STATES_PLACED = 2, LLMC_STATES_PLACED_ON_AXES = 3 };
 
 #define LLMC_MAX_ADAPTER_PARTS 8
 
@@ -286,6 +286,7 @@ typedef struct llmc_batch {
   const int32_t *sample_index; /* [num_samples] rows among the packed tokens */
   /* [num_seqs][3] of a model with states: slot, keep_tokens, keep_slot (runtime/FORMAT.md); else NULL */
   const int32_t *state_slots;
+  const int32_t *rope_positions; /* [num_tokens][3] of a model with LLMC_STATES_PLACED_ON_AXES; NULL: the positions */
 } llmc_batch;
 LLMC_API void llmc_batch_init(llmc_batch *batch, uint32_t struct_size);
 
@@ -445,6 +446,11 @@ typedef struct llmc_placed_rows {
   uint64_t first;       /* index in prompt_token_ids of the first token that they replace */
   const float *rows;    /* [num_rows][states_width], of finite numbers; copied by submit */
   uint8_t identity[32]; /* names their content, such as a digest: rows of equal names are taken to be equal */
+  /* [num_rows][3] of a model with LLMC_STATES_PLACED_ON_AXES: rotary positions, counted from that of the first row. They
+   * belong to the content. NULL: those of tokens. */
+  const int32_t *positions;
+  uint32_t advance; /* with positions: how much further the token behind the rows is than the first row, at least 1 */
+  uint32_t reserved;
 } llmc_placed_rows;
 
 typedef struct llmc_request {
@@ -462,7 +468,7 @@ typedef struct llmc_request {
   uint64_t num_output_tokens; /* tokens at the end of prompt_token_ids that are output, see below; default 0 */
   uint32_t output_index;      /* index of the continuation in the original request; default 0 */
   uint32_t reserved;
-  /* Ascending and apart, of a model with LLMC_STATES_PLACED. The struct_size of the first holds for all. Any tokens may
+  /* Ascending and apart, of a model with LLMC_STATES_PLACED or LLMC_STATES_PLACED_ON_AXES. The struct_size of the first holds for all. Any tokens may
    * stand in their place; penalties count these. The prompt's last token cannot be replaced. */
   const llmc_placed_rows *placed;
   uint64_t num_placed;

@@ -452,7 +452,8 @@ void TestDamagedStateLayers(const Tables& good) {
   CHECK(llmc::InputTouchedBytes(artifact->graphs()[0], llmc::kStateSlots) == 2 * 3 * 4);
   const size_t ids = good.offset[7];
   corrupt(ids + 4, uint32_t{llmc::kAdapterTiles}, "has index 8 of 8");
-  corrupt(ids + 4, uint32_t{llmc::kNumInputs}, "has index 10 of 10");
+  corrupt(ids + 4, uint32_t{llmc::kRopePositions}, "has index 10 of 10");
+  corrupt(ids + 4, uint32_t{llmc::kNumInputs}, "has index 11 of 11");
   Bytes bytes = good.file;
   Put(&bytes, layers, uint32_t{0});
   FixCrc(&bytes);

@@ -78,7 +78,8 @@ void TestStepInputs() {
   llmc::GraphRecord graph{};
   graph.phase = 1, graph.max_tokens = 4, graph.max_seqs = 3, graph.max_samples = 3, graph.max_blocks_per_seq = 2;
   const llmc::StepLayout layout = llmc::StepLayout::Of(graph);
-  CHECK(layout.offsets[llmc::kStateSlots] > layout.offsets[llmc::kTokenSeq]);
+  CHECK(layout.offsets[llmc::kRopePositions] > layout.offsets[llmc::kTokenSeq]);
+  CHECK(layout.offsets[llmc::kStateSlots] == layout.offsets[llmc::kRopePositions] + 64);
   CHECK(layout.offsets[llmc::kAdapterTiles] == layout.offsets[llmc::kStateSlots] + 64);
   CHECK(layout.bytes > layout.offsets[llmc::kAdapterTiles]);
   llmc::AdapterTiler tiler;
@@ -86,11 +87,28 @@ void TestStepInputs() {
   Ints words(layout.bytes / sizeof(int32_t), -1);
   const auto at = words.begin() + static_cast<int64_t>(layout.offsets[llmc::kStateSlots] / sizeof(int32_t));
   CHECK_EQ(FillStep(Model(0), kNumBlocks, ThreeSequences({}), layout, &tiler, words.data()),
-           layout.offsets[llmc::kStateSlots]);
+           layout.offsets[llmc::kRopePositions]);
   CHECK(*at == -1);
   CHECK_EQ(FillStep(Model(8), kNumBlocks, ThreeSequences(slots), layout, &tiler, words.data()),
            layout.offsets[llmc::kAdapterTiles]);
   CHECK(Ints(at, at + 9) == slots && *(at + 9) == -1);
+  ModelShape axes = Model(0);
+  axes.rope_axes = llmc::kRopeAxes;
+  const auto turned = words.begin() + static_cast<int64_t>(layout.offsets[llmc::kRopePositions] / sizeof(int32_t));
+  CHECK_EQ(FillStep(axes, kNumBlocks, ThreeSequences({}), layout, &tiler, words.data()),
+           layout.offsets[llmc::kStateSlots]);
+  StepBatch placed = ThreeSequences({});
+  const Ints plain(turned, turned + 3 * placed.num_tokens);
+  for (uint32_t i = 0; i < plain.size(); ++i) CHECK_EQ(plain[i], placed.positions[i / 3]);
+  for (uint32_t i = 0; i < plain.size(); ++i) placed.rope_positions.push_back(static_cast<int32_t>(i) % 7);
+  CHECK(llmc::CheckBatch(axes, kNumBlocks, 0, ViewOf(placed)).ok());
+  CHECK(llmc::CheckBatch(Model(0), kNumBlocks, 0, ViewOf(placed)).message.find("leave it out") != std::string::npos);
+  FillStep(axes, kNumBlocks, placed, layout, &tiler, words.data());
+  CHECK(Ints(turned, turned + 3 * placed.num_tokens) == placed.rope_positions);
+  placed.rope_positions[4] = -1;
+  CHECK(llmc::CheckBatch(axes, kNumBlocks, 0, ViewOf(placed)).message.find("rope_positions[4] is -1") == 0);
+  placed.rope_positions.resize(4);
+  CHECK(llmc::CheckSizes(placed).message.find("rope_positions has 4 elements") == 0);
   ModelShape adapters = Model(8);
   adapters.adapter_slots = 1;
   adapters.adapters.resize(1);

@@ -22,10 +22,11 @@ uint64_t states_read = 0, states_kept = 0, states_copied = 0, states_saved = 0, 
          states_ahead = 0, states_thrown = 0, states_disjoint = 0, states_failed = 0, states_guessed = 0;
 
 // Rows in place of some tokens before the last one. Each image has the values that its number says.
-void PlaceRows(uint32_t length, const std::function<uint32_t(uint32_t, uint32_t)>& pick, std::vector<Placed>* placed) {
+void PlaceRows(uint32_t length, bool on_axes, const std::function<uint32_t(uint32_t, uint32_t)>& pick,
+               std::vector<Placed>* placed) {
   for (uint32_t at = pick(0, 6); at + 1 < length; at += pick(0, 9)) {
     const uint32_t count = std::min(pick(1, 12), length - 1 - at), image = pick(0, 3);
-    placed->push_back({at, {}, static_cast<uint8_t>(image)});
+    placed->push_back({at, {}, static_cast<uint8_t>(16 * image + count), on_axes ? image : 0});
     for (uint32_t i = 0; i < count; ++i) placed->back().values.push_back(static_cast<float>(100 * image + i));
     at += count;
   }
@@ -40,6 +41,7 @@ void Property(uint32_t seed, bool recurrent) {
   shape.state_bytes = recurrent ? sizeof(NullDevice::State) : 0;
   shape.places_rows = shape.takes_states = seed % 5 < 2;
   shape.states_width = shape.places_rows ? kRowWidth : 0;
+  shape.rope_axes = seed % 5 == 1 ? kRopeAxes : 0;
   const uint32_t largest = pick(1, max_len + 10);
   for (uint32_t t = 1; t < largest; t += pick(1, 16))
     AddGraph(&shape, Phase::kPrefill, t, pick(1, 4), pick(1, all_blocks));
@@ -97,7 +99,7 @@ void Property(uint32_t seed, bool recurrent) {
   std::vector<int32_t> common(reach);
   for (auto& t : common) t = static_cast<int32_t>(pick(0, kVocab - 1));
   std::vector<Placed> common_rows;
-  if (shape.places_rows) PlaceRows(reach, pick, &common_rows);
+  if (shape.places_rows) PlaceRows(reach, shape.rope_axes > 0, pick, &common_rows);
   // Now and then masks are late, so that most of the seats are given away.
   const uint32_t most_guided = pick(0, 2) ? 1 : 3, late = pick(0, 2) ? 1 : 12;
   std::vector<Job> jobs(pick(1, 14));
@@ -116,7 +118,7 @@ void Property(uint32_t seed, bool recurrent) {
       }
       if (shape.places_rows && pick(0, 3) == 0) {
         j.placed.clear();
-        PlaceRows(length, pick, &j.placed);
+        PlaceRows(length, shape.rope_axes > 0, pick, &j.placed);
       }
       j.params = Params();
       j.params.n = pick(0, 3) ? 1 : pick(2, 4);

@@ -62,6 +62,19 @@ struct Placed {
   uint32_t first;
   std::vector<float> values;
   uint8_t identity;
+  uint32_t width = 0;  // of an image whose rows lie row by row on two axes; 0: rows count as tokens
+
+  uint32_t advance() const {
+    const auto count = static_cast<uint32_t>(values.size());
+    return width == 0 ? count : std::max(std::min(width, count), (count + width - 1) / width);
+  }
+  std::vector<int32_t> positions() const {
+    std::vector<int32_t> axes;
+    for (uint32_t i = 0; width > 0 && i < values.size(); ++i) {
+      axes.insert(axes.end(), {0, static_cast<int32_t>(i / width), static_cast<int32_t>(i % width)});
+    }
+    return axes;
+  }
 };
 
 struct Job {
@@ -86,10 +99,23 @@ inline llmc_sampling_params Params() {
   return p;
 }
 
-// The tokens of a text as the model sees them: rows in place of tokens have numbers of their own.
+// The tokens of a text as the model sees them: rows in place of tokens, and rotary positions, give numbers of their own.
 inline std::vector<int32_t> SeenBy(const Job& job, std::vector<int32_t> tokens) {
+  std::vector<int32_t> axes;
+  int32_t next = 0;  // rotary position
+  const auto add_tokens = [&](size_t end) {
+    for (; axes.size() < end * kRopeAxes; ++next) axes.insert(axes.end(), kRopeAxes, next);
+  };
   for (const Placed& one : job.placed) {
     for (size_t i = 0; i < one.values.size(); ++i) tokens[one.first + i] = SeenRow(one.values[i]);
+    if (one.width == 0) continue;
+    add_tokens(one.first);
+    for (const int32_t position : one.positions()) axes.push_back(next + position);
+    next += static_cast<int32_t>(one.advance());
+  }
+  add_tokens(tokens.size());
+  for (size_t p = 0; p < tokens.size(); ++p) {
+    tokens[p] = SeenAt(tokens[p], static_cast<int32_t>(p), &axes[p * kRopeAxes]);
   }
   return tokens;
 }
@@ -103,6 +129,7 @@ inline Status Submit(Engine* engine, Job* job) {
   r.prompt_token_ids = job->prompt.data();
   r.num_prompt_tokens = job->prompt.size();
   std::vector<std::vector<float>> rows;
+  std::vector<std::vector<int32_t>> positions;
   std::vector<llmc_placed_rows> placed;
   for (const Placed& one : job->placed) {
     rows.emplace_back();
@@ -113,6 +140,9 @@ inline Status Submit(Engine* engine, Job* job) {
     to.first = one.first;
     to.rows = rows.back().data();
     to.identity[31] = one.identity;
+    positions.push_back(one.positions());
+    if (one.width > 0) to.positions = positions.back().data();
+    to.advance = one.advance();
     placed.push_back(to);
   }
   r.placed = placed.data();

@@ -33,6 +33,13 @@ inline uint64_t TokenHash(uint64_t before, int32_t token, uint32_t position) {
 }
 inline uint64_t Fold(uint64_t fold, uint64_t slot) { return Mix(fold * 31 + slot); }
 
+// A token with other rotary positions than its position counts as another one.
+inline int32_t SeenAt(int32_t token, int32_t position, const int32_t* axes) {
+  int32_t number = 0;
+  for (uint32_t axis = 0; axis < llmc::kRopeAxes; ++axis) number = number * 31 + axes[axis] - position;
+  return token + 10000 * number;
+}
+
 constexpr int32_t kFirstRow = 1000;
 inline int32_t SeenRow(float value) { return kFirstRow + static_cast<int32_t>(value); }
 
@@ -111,6 +118,7 @@ class NullDevice : public llmc::Device {
       const llmc::SampleOutcome& outcome = (*outcomes)[one.task];
       batch_.input_ids[one.row] = outcome.status.ok() ? outcome.result.token : 0;
     }
+    LLMC_RETURN_IF_ERROR(SeeRows(&batch_));
     enqueued_ = std::exchange(next_fence_, 0);
     lost_steps += *lost;
     return llmc::Status::Ok();
@@ -131,6 +139,7 @@ class NullDevice : public llmc::Device {
     // A chained step whose tokens nobody asked for runs with others.
     if (fence != 0 && fence == next_fence_) {
       batch_ = next_;
+      LLMC_RETURN_IF_ERROR(SeeRows(&batch_));
       enqueued_ = std::exchange(next_fence_, 0);
     }
     if (fence == 0 || fence != enqueued_) return Bad("nobody enqueued this step");
@@ -391,6 +400,12 @@ class NullDevice : public llmc::Device {
       if (!std::all_of(row, row + width, [row](float value) { return value == *row; })) return Bad("a row");
       b->input_ids[t] = SeenRow(*row) + (all ? b->input_ids[t] : 0);
       ++rows_placed;
+    }
+    if (!b->rope_positions.empty() && b->rope_positions.size() != b->positions.size() * llmc::kRopeAxes) {
+      return Bad("rotary positions");
+    }
+    for (size_t t = 0; t < b->input_ids.size() && !b->rope_positions.empty(); ++t) {
+      b->input_ids[t] = SeenAt(b->input_ids[t], b->positions[t], &b->rope_positions[t * llmc::kRopeAxes]);
     }
     std::fill(rows_.begin(), rows_.end(), 0.0f / zero_);
     return llmc::Status::Ok();
