@@ -272,14 +272,15 @@ def _(
 
 
 @llmc_op("gather_rows")
-def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of x [T, D] selected by index i32 [S]: [S, D]."""
-    return x[index.long()]
+def gather_rows(x: Tensor, index: Tensor, count: int = 1) -> Tensor:
+    """Rows of x [T, D] selected by index i32 [S], each with the next count − 1 behind it: [S, count D]."""
+    rows = index.long()[:, None] + torch.arange(count, device=index.device)
+    return x[rows].reshape(index.shape[0], count * x.shape[1])
 
 
 @gather_rows.register_fake
-def _(x: Tensor, index: Tensor) -> Tensor:
-    return x.new_empty((index.shape[0], x.shape[1]))
+def _(x: Tensor, index: Tensor, count: int = 1) -> Tensor:
+    return x.new_empty((index.shape[0], count * x.shape[1]))
 
 
 @llmc_op("pool_rows")

@@ -1,7 +1,8 @@
-"""The llmc ops of drafting heads, which pass hidden states between graphs; `ops.py` has the others.
+"""The llmc ops of rows that graphs pass to one another or are given; `ops.py` has the others.
 
 A graph has a buffer of states beside its inputs, float32 [T, D]. It may leave a state per row there for others, or read
-states placed there. T tokens, S samples, D floats per state, V the vocabulary, W that of a head.
+what was placed there: hidden states, patches of images, or rows that take the place of tokens. T tokens, S samples, D
+floats per state, V the vocabulary, W that of a head.
 """
 
 # torch reads op schemas from the annotations, so they must be types, not strings.
@@ -35,6 +36,28 @@ def beside_states(x: Tensor) -> Tensor:
 @beside_states.register_fake
 def _(x: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], 2 * x.shape[1]))
+
+
+@llmc_op("read_states")
+def read_states(ids: Tensor, width: int) -> Tensor:
+    """The rows of the states buffer: [T, width]. ids i32 [T] tells only their number."""
+    return active_states().rows.clone()
+
+
+@read_states.register_fake
+def _(ids: Tensor, width: int) -> Tensor:
+    return ids.new_empty((ids.shape[0], width), dtype=torch.float32)
+
+
+@llmc_op("placed_rows")
+def placed_rows(x: Tensor, ids: Tensor) -> Tensor:
+    """x [T, D], with the row of the states buffer where ids i32 [T] is negative: [T, D]."""
+    return torch.where(ids[:, None] < 0, active_states().rows, x)
+
+
+@placed_rows.register_fake
+def _(x: Tensor, ids: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 @llmc_op("spread_logits")

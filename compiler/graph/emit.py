@@ -149,8 +149,7 @@ class _Emitter:
             case BufferSource.ADAPTER_POOL:
                 return self._pool(site, "weight", tensors)
             case BufferSource.STATES:
-                width = site.attributes["widths"]["states" if "states" in tensors else "x"]
-                return Operand("states", nbytes=4 * self._graph.shape.tokens * width)
+                return Operand("states", nbytes=4 * self._graph.shape.tokens * _states_width(site))
             case BufferSource.SCRATCH:
                 nbytes = get_op(site.op).scratch_bytes(site, self._graph)
                 return Operand("arena", offset=self._scratch, nbytes=nbytes)
@@ -166,6 +165,12 @@ class _Emitter:
     def _pool(self, site: Site, weight: str, tensors: Mapping[str, Operand]) -> Operand:
         name = pool_name(tensors[weight].name, table=bool(pool_of(site, weight).get("table")))
         return Operand("adapters", name, nbytes=slot_of(site, self._graph, weight).bytes)
+
+
+def _states_width(site: Site) -> int:
+    """Numbers in a row of the states buffer: an op states them, or has a tensor as wide."""
+    widths = site.attributes["widths"]
+    return int(site.attributes["width"] if "width" in site.attributes else widths.get("states", widths.get("x")))
 
 
 def _check_weights(commands: list[Command]) -> None:

@@ -30,11 +30,12 @@ from llmc.compiler.ops.mamba import SELECTIVE_STATE
 from llmc.compiler.ops.norm import RMS_NORM
 from llmc.compiler.ops.normed import NORMED
 from llmc.compiler.ops.permute import PERMUTE_COLUMNS
+from llmc.compiler.ops.placed import PLACED_ROWS
 from llmc.compiler.ops.pool import POOL_ROWS
 from llmc.compiler.ops.rope import ROPE_KV_WRITE
 from llmc.compiler.ops.rotated_attention import ROTATED_ATTENTION
 from llmc.compiler.ops.spread import SPREAD_LOGITS
-from llmc.compiler.ops.states import BESIDE_STATES, GATHER_ROWS_LEAVING
+from llmc.compiler.ops.states import BESIDE_STATES, GATHER_ROWS_LEAVING, READ_STATES
 
 OPS: dict[str, OpDef] = {
     op.name: op
@@ -57,6 +58,8 @@ OPS: dict[str, OpDef] = {
         POOL_ROWS,
         GATHER_ROWS_LEAVING,
         BESIDE_STATES,
+        READ_STATES,
+        PLACED_ROWS,
         SPREAD_LOGITS,
         CHOOSE_EXPERTS,
         HELD_EXPERTS,

@@ -1,6 +1,6 @@
 """Hidden states that graphs pass to one another: float32 rows in a buffer beside a graph's inputs.
 
-`gather_rows_leaving` stores those of all tokens there; `beside_states` reads them.
+`gather_rows_leaving` stores those of all tokens there; `beside_states` and `read_states` read them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from llmc.compiler.ops.definition import (
     Template,
 )
 
-_LEAVE, _BESIDE = ("x", "out"), ("x", "states", "out")
+_BUFFERS = {
+    "gather_rows_leaving": ("x", "out"),
+    "beside_states": ("x", "states", "out"),
+    "read_states": ("states", "out"),
+}
+"""Of a kernel, by op. Each row of `out` is those of the others, side by side."""
 
 
 def _gather_rows_leaving(site: Site, graph: GraphParams) -> list[KernelCall]:
@@ -37,10 +42,15 @@ def _beside_states(site: Site, graph: GraphParams) -> list[KernelCall]:
     return [KernelCall(spec, ("x", BufferSource.STATES, "out"))]
 
 
+def _read_states(site: Site, graph: GraphParams) -> list[KernelCall]:
+    spec = KernelSpec.of("other", "read_states", dim=site.attributes["width"])
+    return [KernelCall(spec, (BufferSource.STATES, "out"))]
+
+
 def _reference(spec: KernelSpec) -> Any:
     from llmc.compiler.targets.reference.kernels.frame import Frame
 
-    dim, buffers = int(spec.as_dict()["dim"]), _LEAVE if spec.op == "gather_rows_leaving" else _BESIDE
+    dim, buffers = int(spec.as_dict()["dim"]), _BUFFERS[spec.op]
     sources = buffers[:-1]
     frame = Frame(spec.symbol(), dict.fromkeys(buffers, "f32"))
     with frame as k, k.share_elements(k.scalar(NUM_TOKENS), dim) as (row, i):
@@ -54,7 +64,7 @@ def _cpu(spec: KernelSpec, target: Any) -> Any:
 
     from llmc.compiler.targets.cpu.kernels import builder as b
 
-    dim, buffers = int(spec.as_dict()["dim"]), _LEAVE if spec.op == "gather_rows_leaving" else _BESIDE
+    dim, buffers = int(spec.as_dict()["dim"]), _BUFFERS[spec.op]
     sources, full, tail = buffers[:-1], dim // b.WIDTH * b.WIDTH, dim % b.WIDTH
     kernel = b.Kernel.of(spec.symbol(), [(name, "float32") for name in buffers], target)
     with kernel as k, k.share(k.scalar(NUM_TOKENS)) as row:
@@ -85,6 +95,14 @@ BESIDE_STATES = OpDef(
     {"x": Argument(2, F32)},
     lambda call: ((call.shapes["x"][0], 2 * call.shapes["x"][1]), F32[0]),
     _beside_states,
+    runs_on=lambda target: target.keeps_states,
+    templates=_TEMPLATES,
+)
+READ_STATES = OpDef(
+    "read_states",
+    {"ids": Argument(1, I32)},
+    lambda call: ((call.shapes["ids"][0], call.values["width"]), F32[0]),
+    _read_states,
     runs_on=lambda target: target.keeps_states,
     templates=_TEMPLATES,
 )

@@ -106,8 +106,10 @@ def _tensor_attention(rows: int, p: Params, of: attentions.TensorAttention) -> L
 
 # Units per row for single items, by op; 1 for all others.
 _UNITS: dict[str, Callable[[Params], int]] = {
-    **dict.fromkeys(("embedding", "embedding_quant", "gather_rows", "gather_rows_leaving"), _dim),
+    **dict.fromkeys(("embedding", "embedding_quant", "gather_rows_leaving"), _dim),
     **dict.fromkeys(("activate", "beside_states", "expert_combine", "permute_columns", "pool_rows"), _dim),
+    **dict.fromkeys(("placed_rows", "read_states"), _dim),
+    "gather_rows": lambda p: int(p["dim"]) * int(p.get("count", 1)),
     "spread_logits": lambda p: int(p["out"]),
     "held_experts": lambda p: int(p["top_k"]),
     EXPERT_ORDER: lambda p: int(p["top_k"]),

@@ -99,7 +99,7 @@ def test_kernels_that_a_target_has_are_those_that_it_finds(name: str) -> None:
 def test_a_target_has_every_op_but_what_its_devices_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     internal = {op.quantized for op in OPS.values()}
     everything = {name for name in OPS if name not in internal}
-    states = {"gather_rows_leaving", "beside_states", "spread_logits"}
+    states = {"gather_rows_leaving", "beside_states", "read_states", "placed_rows", "spread_logits"}
     for name in TARGETS:
         found = abilities(resolve_target(name))
         assert found.keys() == everything

@@ -1,4 +1,4 @@
-"""gather_rows: copies the rows whose logits are needed."""
+"""gather_rows: copies the rows whose logits are needed, or `count` consecutive ones for each sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def buffers(spec: KernelSpec) -> tuple[str, ...]:
 def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim = int(p["dim"])
-    full, tail = dim // b.WIDTH, dim % b.WIDTH
+    width = dim * int(p.get("count", 1))
+    full, tail = width // b.WIDTH, width % b.WIDTH
     kernel = b.Kernel.of(spec.symbol(), [("x", "float32"), ("index", "int32"), ("out", "float32")], target)
     with kernel as k:
         x, index, out = k["x"], k["index"], k["out"]
@@ -25,8 +26,8 @@ def build(spec: KernelSpec, target: Target) -> tirx.PrimFunc:
             source = index[row] * dim
             with T.serial(full) as step:
                 at = step * b.WIDTH
-                b.store_vector(out, b.load_vector(x, source + at), row * dim + at)
+                b.store_vector(out, b.load_vector(x, source + at), row * width + at)
             if tail:
                 at = full * b.WIDTH
-                b.store_vector(out, b.load_vector(x, source + at, tail), row * dim + at, tail)
+                b.store_vector(out, b.load_vector(x, source + at, tail), row * width + at, tail)
     return kernel.function()

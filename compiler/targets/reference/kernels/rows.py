@@ -91,9 +91,10 @@ def activate(spec: KernelSpec) -> tirx.PrimFunc:
 def gather_rows(spec: KernelSpec) -> tirx.PrimFunc:
     p = spec.as_dict()
     dim, num_samples = int(p["dim"]), 2
+    width = dim * int(p.get("count", 1))
     with (
         Frame(spec.symbol(), {"x": "f32", "index": "i32", "out": "f32"}) as k,
-        k.share_elements(k.scalar(num_samples), dim) as (row, i),
+        k.share_elements(k.scalar(num_samples), width) as (row, i),
     ):
-        k.store("out", k.raw("x", k.raw("index", row) * dim + i), row * dim + i)
+        k.store("out", k.raw("x", k.raw("index", row) * dim + i), row * width + i)
     return k.function()
