@@ -83,6 +83,8 @@ class CompileConfig:
     head: directory of a drafting head, compiled instead of the model unless leave_states; None for the model.
     mtp: the head is the model's own layer for multi-token prediction; head is then None.
     draft_tokens: those that the head may guess, ascending; empty for all.
+    images: rows of images can take the place of the model's tokens. tower: compiles what makes rows of its images,
+    instead of the model.
     """
 
     model: Path
@@ -120,6 +122,8 @@ class CompileConfig:
     head: Path | None = None
     mtp: bool = False
     draft_tokens: tuple[int, ...] = ()
+    images: bool = False
+    tower: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -159,7 +163,7 @@ class CompileConfig:
     def open_source(self) -> ModelSource:
         """The model with its adapters, set up for the task. Raises ModelError."""
         # Imported here: readers of a cache need no numpy types.
-        from llmc.models.sources.registry import leaving_states, open_head, open_source
+        from llmc.models.sources.registry import leaving_states, open_head, open_source, open_tower
 
         model = open_source(
             self.model,
@@ -169,6 +173,8 @@ class CompileConfig:
             pooling=self.pooling,
             rank_prompt=self.rank_prompt,
         )
+        if self.tower:
+            return open_tower(model)
         if self.leave_states:
             return model if self.head is None else leaving_states(model, self.head)
         return model if self.head is None and not self.mtp else open_head(self.head, model, self.draft_tokens)

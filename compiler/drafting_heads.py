@@ -6,23 +6,15 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+from llmc.compiler.beside import check_early, output_beside
 from llmc.compiler.config import DEFAULT_LORA_RANK, CompileConfig, CompileReport, Progress, no_progress
 from llmc.compiler.draft_vocab import choose_tokens
 from llmc.compiler.hub import locate
 from llmc.compiler.pipeline import compile_model
-from llmc.compiler.resolve import resolve
-from llmc.compiler.store.described import read_described, settings
-from llmc.compiler.store.output import check_output, refuse_another
+from llmc.compiler.store.described import read_described
 from llmc.models.loader import check_checkpoint
 
 _MANY_TOKENS, _FEW_TOKENS = 65536, 32768
-_SUFFIX = ".llmc"
-
-
-def head_output(output: Path, kind: str) -> Path:
-    """Path of the artifact of a head of this kind, beside the model's: `llama-eagle.llmc` beside `llama.llmc`."""
-    name = output.name.removesuffix(_SUFFIX)
-    return output.with_name(f"{name}-{kind}{output.name[len(name) :]}")
 
 
 def compile_with_head(
@@ -47,7 +39,7 @@ def compile_with_head(
     config = replace(config, model=found.path, source=found.source or config.source, mtp=mtp)
     of_head = replace(
         config,
-        output=head_output(config.output, "mtp" if mtp else "eagle"),
+        output=output_beside(config.output, "mtp" if mtp else "eagle"),
         head=head,
         buckets=None,
         max_num_batched_tokens=None,
@@ -63,7 +55,7 @@ def compile_with_head(
     if draft_vocab:
         tokens = choose_tokens(source.model_files(), source.config(), draft_vocab, draft_text)
         of_head = replace(of_head, draft_tokens=tokens)
-    _check_head(of_head)
+    check_early(of_head)
     report = compile_model(replace(config, head=head, leave_states=True), progress)
     made = read_described(config.output).resolved
     length = min(longest, made.max_model_len)
@@ -71,15 +63,6 @@ def compile_with_head(
     of_head_report = compile_model(of_head, progress)
     advice = () if draft_vocab else _advice(of_head)
     return report, replace(of_head_report, notes=(*of_head_report.notes, *advice))
-
-
-def _check_head(of_head: CompileConfig) -> None:
-    """Raises the errors of the head, and of its output, that can be known before the model is compiled."""
-    source = of_head.open_source()
-    check_checkpoint(source.config(), source.checkpoint())
-    there = check_output(of_head.output)
-    if not of_head.overwrite:
-        refuse_another(of_head.output, there, {"model": settings(resolve(of_head))["model"]})
 
 
 def _advice(of_head: CompileConfig) -> tuple[str, ...]:

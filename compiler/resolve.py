@@ -19,6 +19,7 @@ from llmc.compiler.targets.registry import resolve_target
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.models.config import ModelConfig
 from llmc.models.context import trained_length
+from llmc.models.registry import get_family
 from llmc.models.sources.base import ModelSource
 from llmc.quantize import Recipe
 from llmc.quantize.kv_scales import FILE_KV_DTYPE, read_kv_scales
@@ -71,7 +72,9 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         raise CompileError("--speculate is for models that write text; leave it out")
     if config.speculate:
         ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate, limits.block_size)
-    if config.leave_states or config.head is not None or config.mtp:
+    if config.images:
+        model = _with_placed_rows(config, model)
+    elif config.leave_states or config.head is not None or config.mtp:
         model = _with_states(config, model)
     recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model, source)
     if config.tensor_parallel != 1:
@@ -93,8 +96,8 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     target = resolve_target(config.target)
     if model.states != "none" and not target.keeps_states:
         raise CompileError(
-            f"{target.name} is for devices of kind {target.device}, which keep no hidden states for a head yet: "
-            f"leave out {_head_flag(config)}"
+            f"{target.name} is for devices of kind {target.device}, which keep no rows beside a graph's inputs yet: "
+            f"leave out {_states_flag(config)}"
         )
     if config.tensor_parallel * config.pipeline_parallel != 1 and not target.runs_ranks:
         flag = "--tensor-parallel" if config.tensor_parallel != 1 else "--pipeline-parallel"
@@ -121,6 +124,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
         ranks=config.tensor_parallel,
         by_expert=config.expert_parallel,
         stage_layers=layers_by_stage,
+        images=source.image_form(),
     )
 
 
@@ -145,21 +149,39 @@ def _check_expert_order(limits: AdapterLimits, model: ModelConfig, recipe: Recip
             )
 
 
-def _head_flag(config: CompileConfig) -> str:
-    """The flag that asks for a drafting head."""
+def _states_flag(config: CompileConfig) -> str:
+    """The flag that asks for rows beside a graph's inputs: for images, or for a drafting head."""
+    if config.images or config.tower:
+        return "--images"
     return "--mtp" if config.mtp else "--eagle"
 
 
 def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
     """The model with graphs that leave hidden states. Raises CompileError if they cannot."""
-    flag = _head_flag(config)
+    _check_states(config, model)
+    return model if model.states != "none" else replace(model, states="left")
+
+
+def _with_placed_rows(config: CompileConfig, model: ModelConfig) -> ModelConfig:
+    """The model with graphs in which rows of images take the place of tokens. Raises CompileError if they cannot."""
+    _check_states(config, model)
+    if config.leave_states or config.head is not None or config.mtp:
+        head = "--mtp" if config.mtp else "--eagle"
+        raise CompileError(f"--images and {head} do not go together yet: leave out one of them")
+    if get_family(model.model_type).tower is None:
+        raise CompileError(f"llmc sees no images with {model.model_type} models; leave out --images")
+    return replace(model, states="placed")
+
+
+def _check_states(config: CompileConfig, model: ModelConfig) -> None:
+    """Raises CompileError if graphs of the model can have no rows beside their inputs."""
+    flag = _states_flag(config)
     if model.pooled is not None or model.bidirectional:
         raise CompileError(f"{flag} is for models that write text; leave it out")
     if config.tensor_parallel != 1:
         raise CompileError(f"{flag} and --tensor-parallel do not go together yet: leave out one of them")
     if config.pipeline_parallel != 1:
         raise CompileError(f"{flag} and --pipeline-parallel do not go together yet: leave out one of them")
-    return model if model.states != "none" else replace(model, states="left")
 
 
 def _kv_scales(

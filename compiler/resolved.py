@@ -23,7 +23,9 @@ from llmc.compiler.partition import Partition
 from llmc.compiler.store import keys
 from llmc.compiler.targets.base import Target
 from llmc.compiler.weight_request import WeightRequest, kv_scales_name
+from llmc.graphs_format import STATES_USES
 from llmc.graphs_records import KvLayerRecord, ModelRecord, StageRecord
+from llmc.images.form import ImageForm
 from llmc.kv_dtypes import KV_DTYPES
 from llmc.models.config import ModelConfig
 from llmc.models.context import sound_scaling, trained_length
@@ -48,6 +50,7 @@ class Resolved:
     for any.
     ranks: number of ranks that share each layer.
     stage_layers: number of layers of each stage; empty for a single one.
+    images: of a tower, what becomes of images before it reads them; None for any other model.
     """
 
     model: ModelConfig
@@ -69,6 +72,7 @@ class Resolved:
     ranks: int = 1
     by_expert: bool = False
     stage_layers: tuple[int, ...] = ()
+    images: ImageForm | None = None
 
     @property
     def partition(self) -> Partition | None:
@@ -186,6 +190,7 @@ class Resolved:
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
             kv_scales=self.kv_scales is not None,
+            merged=self.model.merged_rows,
         )
 
     def graph_components(self) -> dict[str, str]:
@@ -279,7 +284,7 @@ class Resolved:
             adapter_rank=0 if self.adapters is None else self.adapters.rank,
             num_ranks=self.ranks if self.ranks > 1 else 0,
             states_width=model.states_width,
-            takes_states=int(model.states == "taken"),
+            takes_states=0 if model.states == "none" else STATES_USES.index(model.states),
         )
 
 

@@ -209,9 +209,19 @@ class Dense(Closed):
 
 
 class Pooled(Closed):
-    pooling: Literal["first", "mean", "last"]
+    pooling: Literal["first", "mean", "last", "merged"]
     dense: Annotated[list[Dense], Field(max_length=16)]
     normalised: bool
+    merged: Annotated[int, Field(ge=1, le=1 << 12)] = 1
+    norm_eps: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class Tower(Closed):
+    channels: Annotated[int, Field(ge=1, le=1 << 8)]
+    patch_size: Annotated[int, Field(ge=1, le=1 << 14)]
+    rotation: Annotated[int, Field(ge=0, le=1 << 16)]
+    patch_bias: bool
+    places: Annotated[int, Field(ge=0, le=1 << 24)]
 
 
 class Task(Closed):
@@ -292,7 +302,7 @@ class Model(Closed):
     typed_inputs: bool = False
     pooled: Pooled | None = None
     task: Task | None = None
-    states: Literal["none", "left", "taken"] = "none"
+    states: Literal["none", "left", "taken", "placed"] = "none"
     fc_bias: bool = False
     states_layers: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 16)] = []
     states_size: Annotated[int, Field(ge=0, le=1 << 20)] = 0
@@ -301,6 +311,7 @@ class Model(Closed):
     residual_factors: ResidualFactors | None = None
     attention_gate: bool = False
     multipliers: Multipliers | None = None
+    tower: Tower | None = None
 
     @model_validator(mode="after")
     def _one_window_a_layer(self) -> Model:
@@ -450,6 +461,7 @@ class Manifest(Open):
     source: Source | None = None
     merged_lora: Annotated[list[MergedLora], Field(max_length=256)] | None = None
     lora: Lora | None = None
+    images: Annotated[dict[Text, Any], Field(max_length=64)] | None = None
 
 
 def complaint(schema: type[BaseModel], content: Mapping[str, Any]) -> str | None:

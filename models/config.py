@@ -11,12 +11,13 @@ from llmc.models.mamba import Mamba2
 from llmc.models.multipliers import Multipliers
 from llmc.models.pooled import Pooled, Task
 from llmc.models.short_conv import ShortConv
+from llmc.models.tower import Tower
 
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["none", "head", "each_head", "whole", "unit"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "xielu"]
 Residual = Literal["pre", "parallel", "sandwich", "post", "sums", "normed"]
-States = Literal["none", "left", "taken"]
+States = Literal["none", "left", "taken", "placed"]
 Scores = Literal["softmax", "sigmoid", "mixer"]
 
 
@@ -265,6 +266,7 @@ class ModelConfig:
     such a layer has the state behind the last token that was computed in the block. A layer with mixers beside
     attention has two layers of the KV cache: keys and values, then states.
     multipliers: of Falcon-H1; None if its weights have none.
+    tower: of a model that makes rows of images, which reads patches in place of tokens; None for any other.
     mlp_only_layers: layers with a feed-forward block alone. mixer_only_layers: layers without one.
     full_heads: of layers without a window, if those of windowed layers differ; num_heads, num_kv_heads and head_dim are
     then of windowed layers. layer_sizes: intermediate_size per layer, if layers differ; else empty.
@@ -276,7 +278,8 @@ class ModelConfig:
     is token + kind × vocab_size; otherwise all tokens are of the first kind.
     pooled, task: None for a model that returns logits.
     states: "left" if a hidden state of each row is exported: the one after the last norm. "taken" if another model's
-    states are read as well. fc_bias: of the linear that reads them.
+    states are read as well, or a tower's patches. "placed" if rows can take the place of tokens, behind the embedding.
+    fc_bias: of the linear that reads states.
     states_layers: layers whose inputs are exported instead, num_layers for the last one's output. Side by side they go
     through a linear to states_size numbers; 0 for hidden_size.
     draft_vocab_size: rows of the output projection, each of a token of the vocabulary; 0 for all tokens in order.
@@ -362,6 +365,7 @@ class ModelConfig:
     residual_factors: ResidualFactors | None = None
     attention_gate: bool = False
     multipliers: Multipliers | None = None
+    tower: Tower | None = None
 
     @property
     def num_inputs(self) -> int:
@@ -370,7 +374,9 @@ class ModelConfig:
 
     @property
     def states_width(self) -> int:
-        """Numbers in a hidden state that is exported or read; 0 without states."""
+        """Numbers in a hidden state that is exported or read, or in a row that a tower reads; 0 without states."""
+        if self.tower is not None:
+            return self.tower.states_width
         return 0 if self.states == "none" else self.states_size or self.hidden_size
 
     @property
@@ -379,6 +385,11 @@ class ModelConfig:
         if self.pooled is None:
             return self.vocab_size
         return self.pooled.dense[-1].size if self.pooled.dense else self.hidden_size
+
+    @property
+    def merged_rows(self) -> int:
+        """Consecutive rows that make one row of a graph's output; 0 for a model that does not merge any."""
+        return self.pooled.merged if self.pooled is not None and self.pooled.pooling == "merged" else 0
 
     @property
     def whole_prompts(self) -> bool:

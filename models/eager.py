@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 
 from llmc.models.blocks.decoder import Decoder
+from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES, Array
 from llmc.models.loader import load_parameters
 from llmc.models.registry import build_model
+from llmc.models.sources.base import ModelSource
 from llmc.models.sources.registry import open_source
 from llmc.models.tables import tables
 
@@ -24,7 +26,11 @@ def as_tensor(array: Array) -> torch.Tensor:
 def load_model(path: str | Path, act_dtype: str = "f32", max_len: int | None = None, task: str = "auto") -> Decoder:
     """The whole model on the CPU. max_len: in tokens; None for max_position_embeddings. task: see `models/tasks.py`."""
     source = open_source(path, task=task)
-    config = source.config()
+    return load_source(source, source.config(), act_dtype, max_len)
+
+
+def load_source(source: ModelSource, config: ModelConfig, act_dtype: str, max_len: int | None = None) -> Decoder:
+    """The same of an opened model. config: the source's, or one that computes more with the same weights."""
     length = max_len or config.max_position_embeddings
     with torch.device("meta"):
         model = build_model(config, act_dtype, length)

@@ -18,6 +18,7 @@ from llmc.models.pooled import Pooled
 from llmc.models.row_orders import halved, rotated_first
 from llmc.models.short_conv import ShortConv
 from llmc.models.short_conv_layout import SHORT_CONV_LAYOUT, ShortConvLayout, short_conv_targets
+from llmc.models.tower import Tower
 from llmc.models.weight_map import Rows, Source, Target, WeightMap
 
 RowOrder = Callable[[ModelConfig], Rows]
@@ -46,6 +47,7 @@ class Layout:
     shared_down: names in it.
     expert_latent: linear layers to and from the vectors that experts read and write in place of tokens.
     types: the token type table. dense: linear layers over a pooled row. dense_norm: the norm after the first of these.
+    patches: a tower's convolution over an image.
     parted_latent: separate tensors make keys and values from latent vectors. delta_net: of gated delta nets.
     short_conv: of gated short convolutions. mamba: of Mamba-2 mixers.
     unused: full names of tensors that are ignored. other_modules: name prefixes of unused modules, such as multi-token
@@ -90,6 +92,7 @@ class Layout:
     types: str = ""
     dense: tuple[str, ...] = ()
     dense_norm: str = ""
+    patches: str = ""
     qkv_rows: RowOrder | None = None
     interleaved: bool = False
     transposed: bool = False
@@ -107,7 +110,7 @@ class Layout:
 
     def moved(self, old: str, new: str) -> Layout:
         """The layout with the prefix `old` of full names replaced by `new`."""
-        names = ("embed", "embed_norm", "positions", "types", "layer", "norm")
+        names = ("embed", "embed_norm", "positions", "types", "layer", "norm", "patches")
         moved = {name: new + getattr(self, name).removeprefix(old) for name in names if getattr(self, name)}
         return replace(self, **moved, unused=tuple(new + name.removeprefix(old) for name in self.unused))
 
@@ -210,7 +213,8 @@ class _Parts:
 def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
     parts = _Parts(layout, config)
     vocabulary = (config.vocab_size, config.hidden_size)
-    yield Target("embed.weight", (Source(f"{layout.embed}.weight", vocabulary),), "act", table=True)
+    if config.tower is None or config.tower.places:
+        yield Target("embed.weight", (Source(f"{layout.embed}.weight", vocabulary),), "act", table=True)
     if count := config.learned_positions:
         skipped = layout.skipped_positions
         table = (Source(f"{layout.positions}.weight", (count + skipped, config.hidden_size)),)
@@ -223,6 +227,8 @@ def _targets(layout: Layout, config: ModelConfig) -> Iterator[Target]:
         yield from _layer(parts, layer, f"layers.{layer}", layout.layer.format(layer))
     if config.pooled is not None:
         yield from _pooled(parts, config.pooled)
+        if config.tower is not None:
+            yield from _patches(parts, config.tower)
         return
     yield from parts.norm("norm", layout.norm)
     if config.states_layers:
@@ -250,7 +256,7 @@ def _types(layout: Layout, config: ModelConfig) -> Iterator[Target]:
 def _pooled(parts: _Parts, pooled: Pooled) -> Iterator[Target]:
     """The parts after the layers of a model that returns vectors."""
     layout, config = parts.layout, parts.config
-    columns = config.hidden_size
+    columns = pooled.merged * config.hidden_size
     if config.final_norm:
         yield from parts.norm("pooled.norm", layout.norm)
     # The last names: a model without the first layers has no names for them.
@@ -270,6 +276,15 @@ def _pooled(parts: _Parts, pooled: Pooled) -> Iterator[Target]:
         if dense.norm:
             yield from parts.norm(f"pooled.dense.{i}.norm", layout.dense_norm)
         columns = dense.size
+
+
+def _patches(parts: _Parts, tower: Tower) -> Iterator[Target]:
+    """The linear that reads patches, which checkpoints have as a convolution whose steps are as wide as its kernel."""
+    name, size = parts.layout.patches, parts.config.hidden_size
+    stored = (size, tower.channels, tower.patch_size, tower.patch_size)
+    yield Target("patches.weight", (Source(f"{name}.weight", (size, tower.patch_width), stored),), "act", precise=True)
+    if tower.patch_bias:
+        yield Target("patches.bias", (Source(f"{name}.bias", (size,)),), "f32")
 
 
 def _layer(parts: _Parts, layer: int, name: str, prefix: str) -> Iterator[Target]:

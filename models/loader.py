@@ -17,7 +17,17 @@ from llmc.models.errors import ModelError
 from llmc.models.registry import get_family
 from llmc.models.sources.base import ArrayTensor, Checkpoint, Tensor
 from llmc.models.sources.reordered import ColumnsTaken, PairsParted, RowsTaken
-from llmc.models.sources.reshaped import Flattened, Mapped, OfHeads, Scaled, Shifted, Stacked, Transposed, parted
+from llmc.models.sources.reshaped import (
+    Flattened,
+    Mapped,
+    OfHeads,
+    Scaled,
+    Shifted,
+    Stacked,
+    Transposed,
+    Unrolled,
+    parted,
+)
 from llmc.models.sources.stored import Stored
 from llmc.models.weight_map import Source, WeightMap
 from llmc.quantize.formats.base import Quantized
@@ -193,4 +203,6 @@ def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:
         return Stacked(parted(tensor, source.blocks), turned=source.turned)
     if len(source.shape) == 1:
         return Flattened(tensor, turned=source.turned)
+    if len(source.stored) == 4:
+        return Unrolled(tensor)
     return Stacked(tensor, turned=source.turned) if len(source.stored) == 3 else Transposed(tensor)

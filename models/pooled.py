@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Pooling = Literal["first", "mean", "last"]
+Pooling = Literal["first", "mean", "last", "merged"]
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,17 @@ class Dense:
 class Pooled:
     """The pooling of a model that returns a vector per text instead of logits.
 
-    It takes the first or last row of the last layer, or the mean of all, then applies the layers of `dense`.
-    normalised: whether vectors are scaled to length 1.
+    It takes the first or last row of the last layer, or the mean of all, then applies the layers of `dense`. "merged"
+    is of towers: `merged` consecutive rows from each sampled one on, side by side.
+    normalised: whether vectors are scaled to length 1. norm_eps: of the norm before pooling; None for that of all
+    norms.
     """
 
     pooling: Pooling
     dense: tuple[Dense, ...] = ()
     normalised: bool = False
+    merged: int = 1
+    norm_eps: float | None = None
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ from llmc.models.families.opt import OPT
 from llmc.models.families.phi import PHI
 from llmc.models.families.phi3 import PHI3
 from llmc.models.families.phimoe import PHIMOE
+from llmc.models.families.pixtral_tower import PIXTRAL_TOWER
 from llmc.models.families.qwen import QWEN
 from llmc.models.families.qwen2 import QWEN2
 from llmc.models.families.qwen2_vl import QWEN2_5_VL, QWEN2_VL
@@ -82,6 +83,7 @@ from llmc.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT,
 from llmc.models.families.qwen3_next import QWEN3_NEXT
 from llmc.models.families.qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
 from llmc.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from llmc.models.families.siglip_tower import SIGLIP_TOWER
 from llmc.models.families.sigmoid_mixtures import DOTS1, EXAONE_MOE, GLM4_MOE, SOLAR_OPEN
 from llmc.models.families.smollm3 import SMOLLM3
 from llmc.models.families.stablelm import STABLELM
@@ -213,12 +215,12 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-_UNNAMED = {family.model_type: family for family in (EAGLE, EAGLE_3, MTP, ONNX)}
+_UNNAMED = {family.model_type: family for family in (EAGLE, EAGLE_3, MTP, ONNX, PIXTRAL_TOWER, SIGLIP_TOWER)}
 
 
 def get_family(model_type: str) -> Family:
-    """The family of a model_type; includes internal ones for ONNX graphs and drafting heads. Raises ModelError naming
-    the supported ones."""
+    """The family of a model_type; includes internal ones for ONNX graphs, drafting heads and towers. Raises ModelError
+    naming the supported ones."""
     family = _UNNAMED.get(model_type) or FAMILIES.get(model_type)
     if family is None:
         raise ModelError(f"model_type {brief(model_type)} is not supported; supported are {', '.join(FAMILIES)}")

@@ -19,6 +19,7 @@ from llmc.models.config import (
     Residual,
     ResidualFactors,
     Rope,
+    States,
     Streams,
     TokenInputs,
 )
@@ -27,8 +28,10 @@ from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.mamba import Mamba2
 from llmc.models.multipliers import Multipliers
+from llmc.models.pooled import Pooled
 from llmc.models.rope_fields import read_rope
 from llmc.models.short_conv import ShortConv
+from llmc.models.tower import Tower
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 MAX_LAYERS = 4096
@@ -95,6 +98,9 @@ class Choices(TypedDict, total=False):
     final_norm: bool
     bidirectional: bool
     token_types: int
+    states: States
+    tower: Tower | None
+    pooled: Pooled | None
 
 
 def layer_count(fields: Fields) -> int:

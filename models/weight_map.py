@@ -21,8 +21,8 @@ Rows = NDArray[np.int32]
 class Source:
     """A tensor that the checkpoint must have, with its shape in the model.
 
-    stored: its stored shape, if different: a matrix [columns, rows], a matrix that is one vector row by row, or stacked
-    matrices [count, rows, columns].
+    stored: its stored shape, if different: a matrix [columns, rows], a matrix that is one vector row by row, stacked
+    matrices [count, rows, columns], or a matrix whose columns are several axes [rows, …, …, …].
     turned: stored as [count, columns, rows]; a vector is the matrix column by column.
     blocks: the stored matrix is a stack of that many, each transposed.
     """

@@ -347,7 +347,9 @@ COMPILER_ALLOWED: dict[str, set[str]] = {
     "pipeline": {"dump", "verify", "build", "hub", "notes", "resolve", "resources", *_PHASES},
     # The drivers, which nothing of the compiler imports.
     "extend": {"pipeline", *_PHASES},
-    "drafting_heads": {"draft_vocab", "hub", "pipeline", "resolve", "store"},
+    "beside": {"resolve", "store"},
+    "drafting_heads": {"beside", "draft_vocab", "hub", "pipeline", "store"},
+    "images": {"beside", "hub", "pipeline", "resolve"},
     "draft_vocab": {"model_tokenizer"},
     "model_tokenizer": set(),
     "bundle_apply": {"pipeline", *_PHASES},

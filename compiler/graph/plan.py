@@ -18,9 +18,10 @@ Item = TypeVar("Item")
 
 
 def graph_shape(bucket: Bucket, params: GraphParams) -> GraphShape:
-    """The shape of `bucket`'s graph, with one sample per sequence."""
+    """The shape of `bucket`'s graph, with one sample per sequence, or as many as rows are merged to."""
+    samples = -(-bucket.max_tokens // params.merged) if params.merged else bucket.batch
     longest = min(bucket.seq, params.max_model_len) if bucket.phase == "decode" else params.max_model_len
-    return params.target.graph_shape(bucket.max_tokens, bucket.batch, longest, params.max_model_len, params.block_size)
+    return params.target.graph_shape(bucket.max_tokens, samples, longest, params.max_model_len, params.block_size)
 
 
 def to_json(commands: CommandList) -> bytes:

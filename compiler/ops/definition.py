@@ -82,7 +82,8 @@ class Call:
 class GraphParams:
     """What an op's kernels depend on besides the op.
 
-    kv_scales: whether the checkpoint states scales of the KV cache.
+    kv_scales: whether the checkpoint states scales of the KV cache. merged: tokens that make one sample; 0 for one
+    sample per sequence.
     """
 
     target: Target
@@ -92,6 +93,7 @@ class GraphParams:
     kv_dtype: str
     block_size: int
     kv_scales: bool = False
+    merged: int = 0
 
     def row_params(self, *, on_samples: bool = False) -> dict[str, Param]:
         """Kernel parameters that depend on the row layout."""

@@ -27,6 +27,7 @@ from llmc.graphs_format import (
     PHASES,
     VERSION_OF_ADAPTERS,
     VERSION_OF_KV_LAYERS,
+    VERSION_OF_PLACED_ROWS,
     VERSION_OF_RANKS,
     VERSION_OF_STAGES,
     VERSION_OF_STATE_LAYERS,
@@ -34,6 +35,7 @@ from llmc.graphs_format import (
     VERSION_WITHOUT_ADAPTERS,
 )
 from llmc.graphs_records import layers_differ
+from llmc.images.form import ImageForm, ImageFormError
 from llmc.manifest import ManifestError, read_manifest
 from llmc.models import weight_map
 from llmc.models.config import ModelConfig
@@ -78,11 +80,14 @@ def settings(resolved: Resolved) -> dict[str, object]:
         "tools": {name: keys.tool_version(name) for name in ("torch", "apache-tvm")},
         "weights": weights(resolved),
         "graph_components": components,
+        **({"images": resolved.images.as_json()} if resolved.images is not None else {}),
     }
 
 
 def version_with(buckets: Iterable[Bucket], resolved: Resolved) -> int:
     """The lowest version of FORMAT.md that supports an artifact with these buckets."""
+    if resolved.model.states == "placed":
+        return VERSION_OF_PLACED_ROWS
     if resolved.state_layers():
         return VERSION_OF_STATE_LAYERS
     if layers_differ(resolved.kv_layer_records()):
@@ -172,7 +177,7 @@ def described(manifest: dict[str, Any], where: str) -> Described:
         if missing:
             raise BucketError(f"it has no {missing[0]}")
         return _described(manifest)
-    except (BucketError, ModelError, QuantizeError, TargetError) as error:
+    except (BucketError, ImageFormError, ModelError, QuantizeError, TargetError) as error:
         raise CompileError(f"{where} does not describe an artifact of this llmc ({error}); compile it again") from None
 
 
@@ -198,6 +203,7 @@ def _described(manifest: dict[str, Any]) -> Described:
         ranks=ranks,
         by_expert=bool(manifest.get("expert_parallel")),
         stage_layers=tuple(manifest.get("pipeline_parallel") or ()),
+        images=None if manifest.get("images") is None else ImageForm.from_json(manifest["images"]),
     )
     return Described(manifest, resolved, buckets, tuple(manifest["kernels"]))
 

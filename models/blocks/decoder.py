@@ -173,6 +173,11 @@ class Decoder(Block):
             x = layer(x, step)
         return x, [*found, x] if len(self.layers) in wanted else found
 
+    def entered(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """int32 [T] → (the input of the first layer, float32 [T, D]; the rotary table of each of
+        `ModelConfig.ropes`)."""
+        return self.embedded(input_ids, positions), tuple(self.get_buffer(name) for name in self.config.rope_tables)
+
     def embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """int32 [T] → float32 [T, D]: the input of the first layer."""
         if self.types is None:
@@ -187,6 +192,9 @@ class Decoder(Block):
             x = x + self.kind
         if self.config.embedding_multiplier != 1.0:
             x = x * self.config.embedding_multiplier
+        if self.config.states == "placed":
+            # The id of a placed row is negative, for which the embedding gives some row that nobody reads.
+            x = states_ops.placed_rows(x, input_ids)
         if self.positions is not None:
             x = x + self.positions(positions)
         return x if self.embed_norm is None else self.embed_norm(x)
@@ -223,12 +231,12 @@ class Decoder(Block):
     ) -> Tensor:
         """int32 inputs of one packed step (see StepInputs; sample_index [S]) → logits float32 [S, V], or a pooled
         model's vectors. state_slots: of a model with `has_states`."""
-        ropes = tuple(self.get_buffer(name) for name in self.config.rope_tables)
+        x, ropes = self.entered(input_ids, positions)
         step = StepInputs(
             positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes,
             self.expert_places, state_slots,
         )  # fmt: skip
-        x, of_layers = self.through_layers(self.embedded(input_ids, positions), input_ids, step)
+        x, of_layers = self.through_layers(x, input_ids, step)
         if self.pooled is not None:
             return self.pooled(x, query_start, token_seq, sample_index)
         return self.logits(self.sampled(x, sample_index, of_layers))

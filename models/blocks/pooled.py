@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -39,23 +41,26 @@ class PooledHead(Block):
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:
         super().__init__()
         assert config.pooled is not None
-        self.config, columns = config.pooled, config.hidden_size
+        self.config, columns = config.pooled, config.pooled.merged * config.hidden_size
+        if config.pooled.norm_eps is not None:
+            config = replace(config, norm_eps=config.pooled.norm_eps)
         self.norm = result_norm(config, act_dtype) if config.final_norm else None
         self.dense = nn.ModuleList()
-        for dense in config.pooled.dense:
+        for dense in self.config.dense:
             self.dense.append(DenseLayer(config, dense, columns, act_dtype))
             columns = dense.size
 
     def forward(self, x: Tensor, query_start: Tensor, token_seq: Tensor, sample_index: Tensor) -> Tensor:
         """float32 [T, D] → float32 [S, size of the last layer, or D]."""
-        mean = self.config.pooling == "mean"
-        if mean and self.norm is not None:
+        pooling = self.config.pooling
+        of_all = pooling in ("mean", "merged")
+        if of_all and self.norm is not None:
             x = self.norm(x)
-        if self.config.pooling == "last":
-            x = ops.gather_rows(x, sample_index)
+        if pooling in ("last", "merged"):
+            x = ops.gather_rows(x, sample_index, self.config.merged)
         else:
-            x = ops.pool_rows(x, query_start, token_seq, sample_index, mean)
-        if not mean and self.norm is not None:
+            x = ops.pool_rows(x, query_start, token_seq, sample_index, pooling == "mean")
+        if not of_all and self.norm is not None:
             x = self.norm(x)
         for dense in self.dense:
             x = dense(x)

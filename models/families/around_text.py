@@ -15,8 +15,10 @@ from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.llama import LLAMA
 from llmc.models.families.mistral import MINISTRAL3, MISTRAL
+from llmc.models.families.pixtral_tower import read_pixtral_tower
 from llmc.models.families.qwen2 import QWEN2
 from llmc.models.families.qwen3 import QWEN3
+from llmc.models.families.siglip_tower import read_siglip_tower
 from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields, within
 from llmc.models.fields import Fields
 from llmc.models.layout import LLAMA_LAYOUT, behind
@@ -95,6 +97,7 @@ def _family(
     inside: bool = False,
     table: str = "text_config",
     either_ties: bool = False,
+    tower: Callable[[Fields, ModelConfig], ModelConfig] | None = None,
 ) -> Family:
     """modules: parts that llmc does not use. name: of the text model in a checkpoint. inside: published files have it
     within `model`."""
@@ -117,6 +120,7 @@ def _family(
         other_maps=tuple(maps[1:]),
         harmless=harmless_with_images(harmless, table) | frozenset(own),
         neutral=neutral_with_images(neutral, table),
+        tower=tower,
     )
 
 
@@ -130,17 +134,17 @@ _JANUS_AS_PUBLISHED = ("vision_model.", "aligner.", "gen_vision_model.", "gen_al
 AROUND_TEXT = (
     _family("deepseek_vl", ("llama",), ("vision_model.", "aligner."), inside=True),
     _family("idefics2", ("mistral",), _CONNECTED, name="text_model", inside=True),
-    _family("idefics3", ("llama",), _CONNECTED, name="text_model", inside=True),
+    _family("idefics3", ("llama",), _CONNECTED, name="text_model", inside=True, tower=read_siglip_tower),
     _family("internvl", ("qwen2", "qwen3", "llama"), _SEES),
     _family("janus", ("llama",), _JANUS, inside=True),
     _family("llava", _CLASSIC, _SEES, either_ties=True),
     _family("llava_next", _CLASSIC, _SEES_ROWS),
     _family("llava_next_video", _CLASSIC, _SEES_ROWS),
     _family("llava_onevision", ("qwen2",), _SEES_ROWS, either_ties=True),
-    _family("mistral3", ("mistral", "ministral3"), _SEES),
+    _family("mistral3", ("mistral", "ministral3"), _SEES, tower=read_pixtral_tower),
     _family("multi_modality", ("llama",), _JANUS_AS_PUBLISHED, table="language_config"),
     _family("qwen2_audio", ("qwen2",), _HEARS),
-    _family("smolvlm", ("llama",), _CONNECTED, name="text_model", inside=True),
+    _family("smolvlm", ("llama",), _CONNECTED, name="text_model", inside=True, tower=read_siglip_tower),
     _family("voxtral", ("llama",), _HEARS),
 )
 """One family for each model_type."""

@@ -54,6 +54,8 @@ class Family:
     has those of all families).
     other_maps: of checkpoints that store the same parameters in other tensors.
     mtp: names of its layer for multi-token prediction; None if llmc knows none.
+    tower: reads, from config.json and the text model's configuration, that of the model that makes rows of its images;
+    None if llmc sees no images with it.
     generates: its models return logits unless a task asks for vectors. vectors: None if they cannot return vectors.
     """
 
@@ -65,6 +67,7 @@ class Family:
     neutral: Mapping[str, Any] = field(default_factory=dict)
     other_maps: tuple[Callable[[ModelConfig], WeightMap], ...] = ()
     mtp: MtpLayout | None = None
+    tower: Callable[[Fields, ModelConfig], ModelConfig] | None = None
     generates: bool = True
     vectors: Vectors | None = None
 

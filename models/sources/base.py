@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from llmc.images.form import ImageForm
 from llmc.models.config import ModelConfig
 from llmc.models.convert import Array, convert
 from llmc.models.files import has_file, open_file
@@ -188,6 +189,18 @@ class ModelSource(ABC):
     def mtp_checkpoint(self) -> Checkpoint:
         """The model's tensors, with those of that layer."""
         return self.checkpoint()
+
+    def tower_config(self) -> ModelConfig | None:
+        """The configuration of the model that makes rows of its images; None if llmc sees no images with it."""
+        return None
+
+    def tower_checkpoint(self) -> Checkpoint:
+        """The tensors of that model, among others."""
+        return self.checkpoint()
+
+    def image_form(self) -> ImageForm | None:
+        """What images become before this model reads them; None unless it is a tower."""
+        return None
 
     @abstractmethod
     def model_files(self) -> ModelFiles: ...

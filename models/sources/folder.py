@@ -10,6 +10,7 @@ from typing import Any
 
 from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
+from llmc.models.families.towers import VISION
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.known_keys import check_known
@@ -126,6 +127,20 @@ class FolderSource(ModelSource):
 
     def mtp_layout(self) -> MtpLayout | None:
         return get_family(self.config().model_type).mtp
+
+    def tower_config(self) -> ModelConfig | None:
+        read = get_family(self.config().model_type).tower
+        if read is None:
+            return None
+        fields = Fields.read(self.config_file)
+        config = read(fields, self.config())
+        of_tower = [(name, value) for name, value in fields.unread() if name.startswith(f"{VISION}.")]
+        check_known(fields.origin, of_tower, get_family(config.model_type), allow_unknown=self.allow_unknown_config)
+        return config
+
+    def tower_checkpoint(self) -> Checkpoint:
+        """As it is stored: tools that quantize leave towers alone."""
+        return FolderCheckpoint(self.path)
 
     def checkpoint(self) -> Checkpoint:
         whole = self._transformer()

@@ -20,6 +20,7 @@ from llmc.models.sources.gguf.source import GgufSource
 from llmc.models.sources.lora.source import MergedSource
 from llmc.models.sources.mtp import MtpSource
 from llmc.models.sources.onnx.source import OnnxSource
+from llmc.models.sources.tower import TowerSource
 
 
 def open_source(
@@ -53,6 +54,11 @@ def open_head(path: Path | None, model: ModelSource, tokens: tuple[int, ...] = (
         return Eagle3Source(path, model)
     head = MtpSource(model) if path is None else EagleSource(path, model)
     return FewTokensSource(head, tokens) if tokens else head
+
+
+def open_tower(model: ModelSource) -> ModelSource:
+    """Opens what makes rows of the images of `model`."""
+    return TowerSource(model)
 
 
 def leaving_states(model: ModelSource, head: Path) -> ModelSource:

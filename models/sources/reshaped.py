@@ -78,6 +78,23 @@ class Flattened(Tensor):
         convert(vector[first : first + len(out)], out)
 
 
+class Unrolled(Tensor):
+    """A tensor [rows, …] as a matrix: all other axes are its columns, in order."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self._whole = whole
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, *axes = self._whole.shape
+        return (rows, prod(axes))
+
+    def read(self, first: int, out: Array) -> None:
+        some = np.empty((len(out), *self._whole.shape[1:]), out.dtype)
+        self._whole.read(first, some)
+        np.copyto(out, some.reshape(out.shape))
+
+
 def parted(joined: Tensor, count: int) -> Tensor:
     """Stacked matrices seen as [count, rows, columns]."""
     if not isinstance(joined, ArrayTensor):

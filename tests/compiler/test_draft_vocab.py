@@ -13,9 +13,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from llmc.compiler.beside import output_beside
 from llmc.compiler.config import CompileConfig, CompileError
 from llmc.compiler.draft_vocab import choose_tokens
-from llmc.compiler.drafting_heads import compile_with_head, head_output
+from llmc.compiler.drafting_heads import compile_with_head
 from llmc.models.errors import ModelError
 from llmc.models.sources.base import FolderFiles
 from llmc.runtime.binding import Artifact, Replayer
@@ -69,7 +70,7 @@ def test_which_tokens_are_chosen(model: Path) -> None:
 
 def test_where_the_head_goes() -> None:
     for model, head in (("a/llama.llmc", "a/llama-mtp.llmc"), ("a/qwen3.5", "a/qwen3.5-mtp"), ("q", "q-mtp")):
-        assert head_output(Path(model), "mtp") == Path(head)
+        assert output_beside(Path(model), "mtp") == Path(head)
 
 
 def test_nothing_is_compiled_for_a_head_that_cannot_be(model: Path, kernel_cache: Path, tmp_path: Path) -> None:

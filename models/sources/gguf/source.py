@@ -208,6 +208,12 @@ class GgufSource(ModelSource):
     def mtp_checkpoint(self) -> GgufCheckpoint:
         return self._checkpoint_of(self._tensors)
 
+    def tower_config(self) -> ModelConfig | None:
+        raise ModelError(
+            f"{self.path}: images are not read with GGUF files yet; leave out --images, or give the directory of the "
+            "model in Hugging Face's format"
+        )
+
     def _of_model(self, config: ModelConfig) -> dict[str, GgufFile]:
         """Tensors without layers after the last (multi-token prediction), if metadata mention any."""
         if not self._metadata.integer(f"{self._architecture.name}.nextn_predict_layers", 0, minimum=0):

@@ -130,5 +130,7 @@ def test_heads_that_are_refused(llama: tuple[Path, Artifact], tmp_path: Path) ->
     refused(good, target="opencl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OpenClTarget, "keeps_states", False)
-        with pytest.raises(CompileError, match=r"for devices of kind opencl, which keep no hidden states for a head"):
+        with pytest.raises(
+            CompileError, match=r"for devices of kind opencl, which keep no rows beside a graph's inputs"
+        ):
             refused(good, target="opencl")
