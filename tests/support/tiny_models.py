@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -211,11 +211,13 @@ def make_tiny_model(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str | int = "1GB",
+    eyes: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> Path:
     """Saves a random model of `family` to the directory `path` and returns it.
 
-    overrides: fields of the family's config. The same arguments give the same weights. Weights are large
+    overrides: fields of the family's config. eyes: of a model that sees, fields of its vision_config; others stay tiny.
+    The same arguments give the same weights. Weights are large
     enough that logits differ clearly and norms and biases are not trivial.
     """
     fields: dict[str, Any] = {
@@ -243,7 +245,7 @@ def make_tiny_model(
             _randomize(remote, head, tied=config["tie_word_embeddings"])
             save_remote(remote.to(dtype), config, Path(path))
             return Path(path)
-        model = _of_transformers(family, {**fields, **overrides}, overrides.keys())
+        model = _of_transformers(family, {**fields, **overrides}, overrides.keys(), eyes or {})
         tied, unscaled = model.config.tie_word_embeddings, family in _UNSCALED
         _randomize(model, model.get_output_embeddings().weight, tied=tied, of_unscaled_scores=unscaled)
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
@@ -309,15 +311,21 @@ def _from_within(path: Path, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def _of_transformers(family: str, fields: dict[str, Any], told: Collection[str]) -> Any:
-    """told: fields that its config must have; of the others it takes those that it knows."""
+def _of_transformers(
+    family: str, fields: dict[str, Any], told: Collection[str], eyes: Mapping[str, Any]
+) -> Any:
+    """told: fields that its config must have; of the others it takes those that it knows. eyes: as in
+    `make_tiny_model`."""
     with_text = f"{family}_text" if family in (*_WITH_EYES, WITHIN) else family
     kind = CONFIG_MAPPING[_OF_TEXT.get(family, with_text)]
     known = {*kind.__dataclass_fields__, *kind.attribute_map, *told}
     config = kind(**{name: value for name, value in fields.items() if name in known})
     if family in _WITH_EYES:
         tied = {"tie_word_embeddings": fields["tie_word_embeddings"]}
-        return _WITH_EYES[family](CONFIG_MAPPING[family](text_config=config.to_dict(), **_OF_EYES[family], **tied))
+        seeing = dict(_OF_EYES[family])
+        if eyes:
+            seeing["vision_config"] = {**seeing["vision_config"], **eyes}
+        return _WITH_EYES[family](CONFIG_MAPPING[family](text_config=config.to_dict(), **seeing, **tied))
     return AutoModelForCausalLM.from_config(config)
 
 
