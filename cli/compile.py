@@ -55,6 +55,7 @@ Examples:
   llmc compile models/llama -o llama-2.llmc --pipeline-parallel 2
   llmc compile models/llama -o llama.llmc --eagle models/llama-eagle
   llmc compile Qwen/Qwen3.5-0.8B -o qwen.llmc --mtp
+  llmc compile HuggingFaceTB/SmolVLM-256M-Instruct -o smolvlm.llmc --images
   llmc compile models/llama -o llama-w4a16.llmc --quant w4a16 --group-size 32 --skip lm_head,mlp.down
   llmc compile models/llama -o v3.llmc --target x86-64-v3 --jobs 2 --json
   llmc compile models/llama -o llama.llmc --tune
@@ -91,6 +92,12 @@ def compile_command(
         "--mtp",
         help="Also compile the model's own layer for multi-token prediction, for --draft; its artifact is beside OUT, "
         "with -mtp in its name.",
+    ),
+    images: bool = typer.Option(
+        False,
+        "--images",
+        help="The model sees images: also compile what reads them, for --images of other commands; its artifact is "
+        "beside OUT, with -images in its name.",
     ),
     draft_vocab: int = typer.Option(
         0,
@@ -130,13 +137,16 @@ def compile_command(
         raise typer.BadParameter("--tune measures a whole artifact, not what is added to one; leave out one of them")
     if eagle is not None and mtp:
         raise typer.BadParameter("--eagle and --mtp each add a head, and a model has one: leave out one of them")
+    if images and (eagle is not None or mtp):
+        flag = "--mtp" if mtp else "--eagle"
+        raise typer.BadParameter(f"--images and {flag} do not go together yet: leave out one of them")
     if draft_vocab and eagle is None and not mtp:
         raise typer.BadParameter("--draft-vocab is for a head that guesses: add --mtp or --eagle HEAD, or leave it out")
     if draft_vocab_text is not None and not draft_vocab:
         raise typer.BadParameter("--draft-vocab-text chooses the tokens of --draft-vocab N: add that, or leave it out")
     text = "" if draft_vocab_text is None else read_sample(draft_vocab_text, "--draft-vocab-text")
-    if add and (eagle is not None or mtp):
-        flag = "--mtp" if mtp else "--eagle"
+    if add and (eagle is not None or mtp or images):
+        flag = "--images" if images else "--mtp" if mtp else "--eagle"
         raise typer.BadParameter(f"{flag} changes every graph, and --add none: compile the model again with {flag}")
     if add:
         from llmc.cli.compile_add import add_command
@@ -155,28 +165,33 @@ def compile_command(
     from llmc.compiler.resources import seconds_since_start
 
     start_s = round(seconds_since_start(), 3)
-    heads: list[CompileReport] = []
+    beside: dict[str, CompileReport] = {}
     with progress_bar() as progress:
-        if eagle is None and not mtp:
+        if images:
+            from llmc.compiler.images import compile_with_images
+
+            report, beside["images"] = compile_with_images(config, progress)
+        elif eagle is None and not mtp:
             report = compile_model(config, progress)
         else:
             from llmc.compiler.drafting_heads import compile_with_head
 
             report, head = compile_with_head(config, eagle, progress, draft_vocab=draft_vocab, draft_text=text)
-            heads.append(head)
+            beside["head"] = head
     report = replace(report, phase_seconds={"start": start_s, **report.phase_seconds})
     if not tune:
         note(report, config)
-    for one in (report, *heads):
+    for one in (report, *beside.values()):
         check_opens(one.artifact)
         for warning in one.warnings:
             print(f"llmc: warning: {warning}", file=sys.stderr)
         for note_ in one.notes:
             print(f"llmc: note: {note_}", file=sys.stderr)
     if as_json:
-        print(json.dumps({**report.as_dict(), **({"head": heads[0].as_dict()} if heads else {})}, indent=2))
+        others = {name: one.as_dict() for name, one in beside.items()}
+        print(json.dumps({**report.as_dict(), **others}, indent=2))
         return
-    for one in (report, *heads):
+    for one in (report, *beside.values()):
         _print_table(one)
 
 

@@ -13,7 +13,7 @@ from llmc.cli.render.stored_weights import (
     weights_by_class,
     weights_by_scheme,
 )
-from llmc.graphs_format import DTYPES, FAMILIES
+from llmc.graphs_format import DTYPES, FAMILIES, STATES_USES
 from llmc.graphs_records import Tables
 from llmc.runtime.binding.artifact import pool_sizes
 from llmc.runtime.context_limit import least_kv_bytes
@@ -87,8 +87,10 @@ def artifact_data(tables: Tables, manifest: dict[str, Any]) -> dict[str, Any]:
             **asdict(tables.model),
             "kv_dtype": tables.model.kv.name,
             "act_dtype": DTYPES[tables.model.act_dtype],
+            "states_use": STATES_USES[tables.model.takes_states] if tables.model.states_width else None,
             "draft_vocab_size": (manifest.get("model") or {}).get("draft_vocab_size", 0),
         },
+        "images": manifest.get("images"),
         "context": manifest.get("context"),
         "kv_pool": _kv_pool(tables),
         "buckets": [

@@ -13,7 +13,7 @@ from llmc.cli.render.stored_weights import (
 )
 from llmc.cli.render.text_columns import table
 from llmc.cli.render.this_device import code_for, lacks
-from llmc.graphs_format import DTYPES
+from llmc.graphs_format import DTYPES, STATES_USES
 from llmc.graphs_records import ModelRecord, Tables, layers_differ
 from llmc.units import format_bytes
 
@@ -37,7 +37,14 @@ def _adapter_text(adapters: dict[str, int] | None) -> Iterator[str]:
 
 
 def _states_text(model: ModelRecord, manifest: dict[str, Any]) -> Iterator[str]:
-    if model.takes_states:
+    if model.takes_states and model.vector_width:
+        form = manifest.get("images") or {}
+        merged = int(form.get("merge", 0)) ** 2
+        rows = f", {merged} of which make a row of {model.vector_width} for its model" if merged else ""
+        yield f"images: reads patches of {model.states_width} numbers{rows}; give it as --images of that"
+    elif STATES_USES[model.takes_states] == "placed":
+        yield f"images: rows of {model.states_width} numbers can take the place of tokens; --images makes them"
+    elif model.takes_states:
         few = (manifest.get("model") or {}).get("draft_vocab_size")
         guesses = f", guesses {few} of {model.vocab_size} tokens" if few else ""
         yield f"head: reads hidden states of {model.states_width} numbers{guesses}; give it as --draft of its model"
@@ -77,7 +84,7 @@ def _origin(data: dict[str, Any]) -> Iterator[str]:
 def _task(tables: Tables, manifest: dict[str, Any]) -> Iterator[str]:
     """Output of a model that generates no text."""
     width, task = tables.model.vector_width, (manifest.get("model") or {}).get("task")
-    if width:
+    if width and not tables.model.takes_states:
         name = f"task {task['name']}: " if task else ""
         whole = ", all of a prompt in one step" if tables.model.whole_prompts else ""
         yield f"{name}vectors of {width}{whole}"

@@ -79,7 +79,7 @@ HEADINGS: Mapping[str, Headings] = {
         "Buckets and limits": (
             "buckets", "add", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "speculate", "block_size"
         ),
-        "Model": ("task", "pooling", "rank_prompt", "allow_unknown_config"),
+        "Model": ("task", "images", "pooling", "rank_prompt", "allow_unknown_config"),
         "Precision": (
             "dtype", "kv_dtype", "quantization_param_path", "quant", "group_size", "asymmetric", "skip"
         ),

@@ -311,9 +311,7 @@ def _from_within(path: Path, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def _of_transformers(
-    family: str, fields: dict[str, Any], told: Collection[str], eyes: Mapping[str, Any]
-) -> Any:
+def _of_transformers(family: str, fields: dict[str, Any], told: Collection[str], eyes: Mapping[str, Any]) -> Any:
     """told: fields that its config must have; of the others it takes those that it knows. eyes: as in
     `make_tiny_model`."""
     with_text = f"{family}_text" if family in (*_WITH_EYES, WITHIN) else family

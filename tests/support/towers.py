@@ -94,3 +94,13 @@ def rows_of_transformers(path: Path, pixels: Tensor, dtype: torch.dtype = torch.
         found = whole.get_image_features(pixels[None, None].to(dtype))
     rows: NDArray[np.float32] = found.pooler_output[0].float().numpy()
     return rows
+
+
+@torch.no_grad()
+def logits_with_rows(path: Path, tokens: list[int], rows: NDArray[np.float32], first: int) -> NDArray[np.float32]:
+    """transformers' logits float32 [T, V] of a text in which rows take the place of tokens from `first` on."""
+    whole = reference_model(path)
+    embedded = whole.get_input_embeddings()(torch.tensor(tokens))
+    embedded[first : first + len(rows)] = torch.from_numpy(rows)
+    logits: NDArray[np.float32] = whole(inputs_embeds=embedded[None], use_cache=False).logits[0].numpy()
+    return logits
