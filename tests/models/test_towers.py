@@ -104,7 +104,7 @@ def changed(path: Path, **fields: Any) -> ModelSource:
     return tower(path)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "other layer": ("mistral3", {"vision_feature_layer": -2}, "vision_feature_layer -2 is not supported; -1, the last"),
     "several layers": ("mistral3", {"vision_feature_layer": [-1, -2]}, r"vision_feature_layer \[-1, -2\] is not"),
     "other activation": ("mistral3", {"projector_hidden_act": "relu"}, "projector_hidden_act 'relu' is not supported"),

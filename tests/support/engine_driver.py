@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from llmc.runtime.binding import Engine, SamplingParams
+from llmc.runtime.binding.placed_rows import PlacedRows
 
 MIXED_LADDER = "prefill=[1,8]x[8],decode=[1,8]x[64,128]"
 
@@ -33,10 +34,17 @@ Request = tuple[list[int], SamplingParams]
 
 
 def drive(
-    engine: Engine, requests: list[Request], on_step: Callable[[int], None] = lambda step: None
+    engine: Engine,
+    requests: list[Request],
+    on_step: Callable[[int], None] = lambda step: None,
+    placed: Mapping[int, Sequence[PlacedRows]] | None = None,
 ) -> list[list[Output]]:
-    """Runs requests to their ends, checking the engine's integrity after every step; outputs by request and index."""
-    ids = [engine.submit(prompt, params) for prompt, params in requests]
+    """Runs requests to their ends, checking the engine's integrity after every step; outputs by request and index.
+
+    placed: rows in place of tokens, by the number of the request.
+    """
+    rows = placed or {}
+    ids = [engine.submit(prompt, params, placed=rows.get(i, ())) for i, (prompt, params) in enumerate(requests)]
     outputs = {i: [Output() for _ in range(params.n)] for i, (_, params) in zip(ids, requests, strict=True)}
     step = 0
     while True:
