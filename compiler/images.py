@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from llmc.compiler.beside import check_early, output_beside
@@ -9,6 +10,7 @@ from llmc.compiler.config import DEFAULT_LORA_RANK, CompileConfig, CompileReport
 from llmc.compiler.hub import locate
 from llmc.compiler.pipeline import compile_model
 from llmc.compiler.resolve import resolve
+from llmc.compiler.resolved import Resolved
 
 
 def compile_with_images(config: CompileConfig, progress: Progress = no_progress) -> tuple[CompileReport, CompileReport]:
@@ -49,7 +51,12 @@ def compile_with_images(config: CompileConfig, progress: Progress = no_progress)
     check_early(of_tower)
     report = compile_model(config, progress)
     of_images = compile_model(of_tower, progress)
+    return report, replace(of_images, notes=(*of_images.notes, *_of_text_alone(config, of_model)))
+
+
+def _of_text_alone(config: CompileConfig, of_model: Resolved) -> Iterator[str]:
+    """Sentences on what was asked of the model and not done to its tower."""
     if of_model.recipe.schemes:
-        kept = f"what makes rows of images keeps its weights as {of_model.act_dtype}: schemes are for the text model"
-        of_images = replace(of_images, notes=(*of_images.notes, kept))
-    return report, of_images
+        yield f"what makes rows of images keeps its weights as {of_model.act_dtype}: schemes are for the text model"
+    if config.merge_lora:
+        yield "what makes rows of images is without adapters: they are merged into the text model"

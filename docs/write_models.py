@@ -64,7 +64,8 @@ def families(names: Mapping[str, Any], limits: Mapping[str, list[dict[str, str]]
     refused = _each(limits)
     for family in sorted(FAMILIES):
         what = sorted({limit["what"] for limit in refused if limit["family"] == family})
-        cells = (f"`{family}`", names[family]["models"], names[family]["built"], "; ".join(what))
+        models = f"{names[family]['models']}{' and images' if FAMILIES[family].tower is not None else ''}"
+        cells = (f"`{family}`", models, names[family]["built"], "; ".join(what))
         yield _row(cells)
 
 

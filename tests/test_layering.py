@@ -349,7 +349,7 @@ COMPILER_ALLOWED: dict[str, set[str]] = {
     "extend": {"pipeline", *_PHASES},
     "beside": {"resolve", "store"},
     "drafting_heads": {"beside", "draft_vocab", "hub", "pipeline", "store"},
-    "images": {"beside", "hub", "pipeline", "resolve"},
+    "images": {"beside", "hub", "pipeline", "resolve", "resolved"},
     "draft_vocab": {"model_tokenizer"},
     "model_tokenizer": set(),
     "bundle_apply": {"pipeline", *_PHASES},
