@@ -42,7 +42,7 @@ def _states_text(model: ModelRecord, manifest: dict[str, Any]) -> Iterator[str]:
         merged = int(form.get("merge", 0)) ** 2
         rows = f", {merged} of which make a row of {model.vector_width} for its model" if merged else ""
         yield f"images: reads patches of {model.states_width} numbers{rows}; give it as --images of that"
-    elif STATES_USES[model.takes_states] == "placed":
+    elif STATES_USES[model.takes_states].startswith("placed"):
         yield f"images: rows of {model.states_width} numbers can take the place of tokens; --images makes them"
     elif model.takes_states:
         few = (manifest.get("model") or {}).get("draft_vocab_size")
