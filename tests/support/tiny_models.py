@@ -216,7 +216,7 @@ def make_tiny_model(
 ) -> Path:
     """Saves a random model of `family` to the directory `path` and returns it.
 
-    overrides: fields of the family's config. eyes: of a model that sees, fields of its vision_config; others stay tiny.
+    overrides: fields of the family's config. eyes: of a model that sees, fields beside its text_config.
     The same arguments give the same weights. Weights are large
     enough that logits differ clearly and norms and biases are not trivial.
     """
@@ -320,9 +320,10 @@ def _of_transformers(family: str, fields: dict[str, Any], told: Collection[str],
     config = kind(**{name: value for name, value in fields.items() if name in known})
     if family in _WITH_EYES:
         tied = {"tie_word_embeddings": fields["tie_word_embeddings"]}
-        seeing = dict(_OF_EYES[family])
-        if eyes:
-            seeing["vision_config"] = {**seeing["vision_config"], **eyes}
+        usual = _OF_EYES[family]
+        seeing = {**usual, **eyes}
+        if "vision_config" in eyes:
+            seeing["vision_config"] = {**usual["vision_config"], **eyes["vision_config"]}
         return _WITH_EYES[family](CONFIG_MAPPING[family](text_config=config.to_dict(), **seeing, **tied))
     return AutoModelForCausalLM.from_config(config)
 

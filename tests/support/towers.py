@@ -16,16 +16,19 @@ from llmc.models.sources.registry import open_source, open_tower
 
 from support.tiny_models import make_tiny_model, reference_model
 
-_SIGLIP: dict[str, Any] = {
-    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 48,
-    "patch_size": 8,
-}  # fmt: skip
+_SIGLIP: dict[str, Any] = {"intermediate_size": 80, "num_attention_heads": 2, "patch_size": 8}
 _EYES: dict[str, dict[str, Any]] = {
-    "smolvlm": _SIGLIP,
-    "idefics3": {**_SIGLIP, "num_hidden_layers": 2, "image_size": 64},
+    "smolvlm": {
+        "scale_factor": 3,
+        "vision_config": {**_SIGLIP, "hidden_size": 48, "num_hidden_layers": 3, "image_size": 48},
+    },
+    # Heads of 72, as those of the published model are.
+    "idefics3": {"vision_config": {**_SIGLIP, "hidden_size": 144, "num_hidden_layers": 2, "image_size": 64}},
     "mistral3": {
-        "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 48,
-        "patch_size": 4, "hidden_act": "silu",
+        "vision_config": {
+            "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 3,
+            "image_size": 48, "patch_size": 4, "hidden_act": "silu",
+        },
     },
 }  # fmt: skip
 SEEING = tuple(_EYES)
@@ -38,7 +41,7 @@ PLACEHOLDER = 7
 def make_seeing(path: Path, family: str, **options: Any) -> Path:
     """Saves such a model, with the files that say what becomes of images."""
     make_tiny_model(path, family, eyes=_EYES[family], **options)
-    file, edge = path / "config.json", {"longest_edge": _EYES[family]["image_size"]}
+    file, edge = path / "config.json", {"longest_edge": _EYES[family]["vision_config"]["image_size"]}
     fields = json.loads(file.read_text())
     name = "image_token_index" if "image_token_index" in fields else "image_token_id"
     file.write_text(json.dumps({**fields, name: PLACEHOLDER}))
