@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from llmc.models import ModelError, load_config
 from llmc.models.eager import load_source
 from llmc.models.loader import check_checkpoint, load_parameters
 from llmc.models.reference import ReferenceCache, ReferenceStates, use_cache, use_states
+from llmc.models.registry import get_family
 from llmc.models.sources.base import ModelSource
 from llmc.models.sources.registry import open_source, open_tower
 
@@ -102,6 +105,76 @@ def changed(path: Path, **fields: Any) -> ModelSource:
         table[name.removeprefix("vision__")] = value
     (path / "config.json").write_text(json.dumps(config))
     return tower(path)
+
+
+_TEXTS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 576, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    },
+    "mistral": {
+        "model_type": "mistral", "vocab_size": 512, "hidden_size": 5120, "intermediate_size": 64, "head_dim": 128,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    },
+}  # fmt: skip
+"""Few layers: only towers are looked at."""
+_IDEFICS = {"image_token_id": 7, "text_config": _TEXTS["llama"], "torch_dtype": "bfloat16"}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "SmolVLM-256M": {
+        **_IDEFICS, "model_type": "idefics3", "scale_factor": 4,
+        "vision_config": {
+            "hidden_size": 768, "image_size": 512, "max_image_size": {"longest_edge": 512}, "model_type": "idefics3",
+            "num_attention_heads": 12, "patch_size": 16, "size": {"longest_edge": 2048}, "tie_word_embeddings": False,
+            "use_base_siglip": True,
+        },
+    },
+    "SmolVLM2-2.2B": {
+        **_IDEFICS, "model_type": "smolvlm", "scale_factor": 3,
+        "vision_config": {
+            "hidden_size": 1152, "image_size": 384, "intermediate_size": 4304,
+            "max_image_size": {"longest_edge": 384}, "model_type": "smolvlm_vision", "num_attention_heads": 16,
+            "num_hidden_layers": 27, "patch_size": 14, "size": {"longest_edge": 1920}, "tie_word_embeddings": False,
+            "use_base_siglip": False,
+        },
+    },
+    "Idefics3-8B": {
+        **_IDEFICS, "model_type": "idefics3", "scale_factor": 2,
+        "vision_config": {
+            "hidden_size": 1152, "image_size": 364, "intermediate_size": 4304, "model_type": "idefics3",
+            "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "tie_word_embeddings": False,
+        },
+    },
+    "Mistral-Small-3.1": {
+        "model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu", "spatial_merge_size": 2, "text_config": _TEXTS["mistral"],
+        "torch_dtype": "bfloat16", "vision_feature_layer": -1,
+        "vision_config": {
+            "attention_dropout": 0.0, "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "image_size": 1540,
+            "initializer_range": 0.02, "intermediate_size": 4096, "model_type": "pixtral", "num_attention_heads": 16,
+            "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14, "rope_theta": 10000.0,
+        },
+    },
+}  # fmt: skip
+"""As in config.json of published models, but for their text models."""
+_PARTS = ("vision_model", "vision_tower", "connector", "multi_modal_projector")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_towers_have_the_parameters_of_transformers(name: str, tmp_path: Path) -> None:
+    fields = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    source = open_source(tmp_path)
+    config = source.tower_config()
+    assert config is not None
+    targets = get_family(config.model_type).weight_map(config).targets
+    kind = CONFIG_MAPPING[fields["model_type"]]
+    with torch.device("meta"):
+        whole = AutoModelForImageTextToText.from_config(kind(**fields)).model
+    parts = [getattr(whole, part) for part in _PARTS if hasattr(whole, part)]
+    assert len(parts) == 2
+    counts = [parameter.numel() for part in parts for parameter in part.parameters()]
+    assert sum(prod(target.shape) for target in targets) == sum(counts)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
