@@ -10,7 +10,9 @@ from pathlib import Path
 from llmc.images.form import ImageForm, ImageFormError
 from llmc.images.read import read_image_form
 from llmc.models.config import ModelConfig
+from llmc.models.convert import DTYPES
 from llmc.models.errors import ModelError
+from llmc.models.registry import get_family
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 
 
@@ -59,7 +61,17 @@ class TowerSource(ModelSource):
         return False
 
     def checkpoint(self) -> Checkpoint:
-        return self._model.tower_checkpoint()
+        """Raises ModelError for a tower whose matrices are quantized, which most tools leave alone."""
+        found, weights = self._model.tower_checkpoint(), get_family(self.config().model_type).weight_maps(self.config())
+        unread = {name for one in weights for name in one.unused}
+        modules = tuple(module for one in weights for module in one.other_modules)
+        for name in found.names():
+            if not name.startswith(modules) and name not in unread and found.dtype(name) not in DTYPES:
+                raise ModelError(
+                    f"{found.called(name)} of {self.path} is {found.dtype(name)}: llmc reads no quantized towers yet; "
+                    "give a checkpoint whose tower is not quantized, or leave out --images"
+                )
+        return found
 
     def model_files(self) -> ModelFiles:
         return self._model.model_files()

@@ -91,10 +91,21 @@ def test_a_tensor_that_a_tower_lacks_is_named(tmp_path: Path) -> None:
     source = tower(path)
     with pytest.raises(ModelError, match=r"lacks the tensor vision_tower\.ln_pre\.weight of shape \[48\]"):
         check_checkpoint(source.config(), source.checkpoint())
-    tensors |= {"vision_tower.ln_pre.weight": np.ones(48, np.float32), "vision_tower.ln_post.weight": np.ones(48)}
+    tensors |= {
+        "vision_tower.ln_pre.weight": np.ones(48, np.float32),
+        "vision_tower.ln_post.weight": np.ones(48, np.float32),
+    }
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(ModelError, match=r"has the tensor vision_tower\.ln_post\.weight .* does not use"):
         check_checkpoint(source.config(), tower(path).checkpoint())
+
+
+def test_a_quantized_tower_is_refused(tmp_path: Path) -> None:
+    path = make_seeing(tmp_path / "m", "smolvlm")
+    tensors, name = load_file(path / "model.safetensors"), "model.connector.modality_projection.proj.weight"
+    save_file({**tensors, name: tensors[name].astype(np.int8)}, path / "model.safetensors")
+    with pytest.raises(ModelError, match="proj.weight of .* is i8: llmc reads no quantized towers yet; give"):
+        tower(path).checkpoint()
 
 
 def changed(path: Path, **fields: Any) -> ModelSource:
