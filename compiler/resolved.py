@@ -190,7 +190,7 @@ class Resolved:
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
             kv_scales=self.kv_scales is not None,
-            merged=self.model.merged_rows,
+            merged=0 if self.model.tower is None else self.model.tower.merged,
         )
 
     def graph_components(self) -> dict[str, str]:

@@ -212,13 +212,13 @@ class Pooled(Closed):
     pooling: Literal["first", "mean", "last", "merged"]
     dense: Annotated[list[Dense], Field(max_length=16)]
     normalised: bool
-    merged: Annotated[int, Field(ge=1, le=1 << 12)] = 1
     norm_eps: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class Tower(Closed):
     channels: Annotated[int, Field(ge=1, le=1 << 8)]
     patch_size: Annotated[int, Field(ge=1, le=1 << 14)]
+    merged: Annotated[int, Field(ge=1, le=1 << 12)]
     rotation: Annotated[int, Field(ge=0, le=1 << 16)]
     patch_bias: bool
     places: Annotated[int, Field(ge=0, le=1 << 24)]

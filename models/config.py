@@ -375,9 +375,8 @@ class ModelConfig:
     @property
     def states_width(self) -> int:
         """Numbers in a hidden state that is exported or read, or in a row that a tower reads; 0 without states."""
-        if self.tower is not None:
-            return self.tower.states_width
-        return 0 if self.states == "none" else self.states_size or self.hidden_size
+        own = self.states_size or self.hidden_size if self.tower is None else self.tower.states_width
+        return 0 if self.states == "none" else own
 
     @property
     def output_width(self) -> int:
@@ -385,11 +384,6 @@ class ModelConfig:
         if self.pooled is None:
             return self.vocab_size
         return self.pooled.dense[-1].size if self.pooled.dense else self.hidden_size
-
-    @property
-    def merged_rows(self) -> int:
-        """Consecutive rows that make one row of a graph's output; 0 for a model that does not merge any."""
-        return self.pooled.merged if self.pooled is not None and self.pooled.pooling == "merged" else 0
 
     @property
     def whole_prompts(self) -> bool:

@@ -256,7 +256,7 @@ def _types(layout: Layout, config: ModelConfig) -> Iterator[Target]:
 def _pooled(parts: _Parts, pooled: Pooled) -> Iterator[Target]:
     """The parts after the layers of a model that returns vectors."""
     layout, config = parts.layout, parts.config
-    columns = pooled.merged * config.hidden_size
+    columns = config.hidden_size * (1 if config.tower is None else config.tower.merged)
     if config.final_norm:
         yield from parts.norm("pooled.norm", layout.norm)
     # The last names: a model without the first layers has no names for them.

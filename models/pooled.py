@@ -30,7 +30,7 @@ class Pooled:
     """The pooling of a model that returns a vector per text instead of logits.
 
     It takes the first or last row of the last layer, or the mean of all, then applies the layers of `dense`. "merged"
-    is of towers: `merged` consecutive rows from each sampled one on, side by side.
+    is of towers: `Tower.merged` consecutive rows from each sampled one on, side by side.
     normalised: whether vectors are scaled to length 1. norm_eps: of the norm before pooling; None for that of all
     norms.
     """
@@ -38,7 +38,6 @@ class Pooled:
     pooling: Pooling
     dense: tuple[Dense, ...] = ()
     normalised: bool = False
-    merged: int = 1
     norm_eps: float | None = None
 
 

@@ -11,11 +11,13 @@ class Tower:
 
     channels, patch_size: a patch is [channels][patch_size][patch_size] numbers. rotation: numbers behind those of a
     patch by which its queries and keys are rotated, cosines, then sines; 0 for none. patch_bias: of the linear that
-    reads a patch. places: rows of a learned table of positions, which input ids pick; 0 for none.
+    reads a patch. places: rows of a learned table of positions, which input ids pick; 0 for none. merged: consecutive
+    patches that make one row.
     """
 
     channels: int
     patch_size: int
+    merged: int
     rotation: int = 0
     patch_bias: bool = False
     places: int = 0

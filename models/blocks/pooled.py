@@ -41,7 +41,8 @@ class PooledHead(Block):
     def __init__(self, config: ModelConfig, act_dtype: str) -> None:
         super().__init__()
         assert config.pooled is not None
-        self.config, columns = config.pooled, config.pooled.merged * config.hidden_size
+        self.config, self.merged = config.pooled, 1 if config.tower is None else config.tower.merged
+        columns = self.merged * config.hidden_size
         if config.pooled.norm_eps is not None:
             config = replace(config, norm_eps=config.pooled.norm_eps)
         self.norm = result_norm(config, act_dtype) if config.final_norm else None
@@ -57,7 +58,7 @@ class PooledHead(Block):
         if of_all and self.norm is not None:
             x = self.norm(x)
         if pooling in ("last", "merged"):
-            x = ops.gather_rows(x, sample_index, self.config.merged)
+            x = ops.gather_rows(x, sample_index, self.merged)
         else:
             x = ops.pool_rows(x, query_start, token_seq, sample_index, pooling == "mean")
         if not of_all and self.norm is not None:

@@ -52,7 +52,8 @@ _USUAL = {
 def _patch_by_patch(config: ModelConfig, found: WeightMap) -> WeightMap:
     """The map with the merging matrix's columns in the order of merged rows, patch by patch; checkpoints have those of
     all patches for each channel."""
-    merged, size = config.merged_rows, config.hidden_size
+    assert config.tower is not None
+    merged, size = config.tower.merged, config.hidden_size
 
     def in_order(rows: NDArray[np.float32]) -> NDArray[np.float32]:
         return rows.reshape(-1, size, merged).swapaxes(1, 2).reshape(len(rows), -1)
@@ -97,6 +98,6 @@ def read_pixtral_tower(fields: Fields, text: ModelConfig) -> ModelConfig:
         embedding_norm=True,
         bidirectional=True,
         states="taken",
-        tower=Tower(vision.integer("num_channels"), vision.integer("patch_size"), rotation=head_dim),
-        pooled=Pooled("merged", dense, merged=merge * merge, norm_eps=text.norm_eps),
+        tower=Tower(vision.integer("num_channels"), vision.integer("patch_size"), merge * merge, rotation=head_dim),
+        pooled=Pooled("merged", dense, norm_eps=text.norm_eps),
     )

@@ -43,7 +43,7 @@ def read_siglip_tower(fields: Fields, text: ModelConfig) -> ModelConfig:
             f"{vision.origin}: images of {size} pixels have {side} patches of {patch} pixels on a side, of which "
             f"{merge} at a time are merged; correct image_size or patch_size"
         )
-    tower = Tower(vision.integer("num_channels"), patch, patch_bias=True, places=side * side)
+    tower = Tower(vision.integer("num_channels"), patch, merge * merge, patch_bias=True, places=side * side)
     return standard_config(
         vision.with_values(
             model_type=SIGLIP_TOWER.model_type,
@@ -64,5 +64,5 @@ def read_siglip_tower(fields: Fields, text: ModelConfig) -> ModelConfig:
         bidirectional=True,
         states="taken",
         tower=tower,
-        pooled=Pooled("merged", (Dense(text.hidden_size),), merged=merge * merge),
+        pooled=Pooled("merged", (Dense(text.hidden_size),)),
     )

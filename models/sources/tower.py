@@ -42,12 +42,12 @@ class TowerSource(ModelSource):
             raise ModelError(f"{self.path}: llmc sees no images with {kind} models; leave out --images")
         form, tower = self._form, config.tower
         found = (form.channels, form.patch_size, form.patches_per_row, form.extra)
-        wanted = (tower.channels, tower.patch_size, config.merged_rows, tower.rotation)
+        wanted = (tower.channels, tower.patch_size, tower.merged, tower.rotation)
         if found != wanted:
             raise ModelError(
                 f"{self.path}: images are cut to {form.channels} channels, patches of {form.patch_size} pixels, "
                 f"{form.patches_per_row} for a row, and {form.extra} numbers for a rotation, but the model reads "
-                f"{tower.channels}, {tower.patch_size}, {config.merged_rows} and {tower.rotation}; download its files "
+                f"{tower.channels}, {tower.patch_size}, {tower.merged} and {tower.rotation}; download its files "
                 "again"
             )
         return replace(config, max_position_embeddings=form.most_patches)

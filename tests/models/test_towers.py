@@ -104,7 +104,7 @@ def test_a_quantized_tower_is_refused(tmp_path: Path) -> None:
     path = make_seeing(tmp_path / "m", "smolvlm")
     tensors, name = load_file(path / "model.safetensors"), "model.connector.modality_projection.proj.weight"
     save_file({**tensors, name: tensors[name].astype(np.int8)}, path / "model.safetensors")
-    with pytest.raises(ModelError, match="proj.weight of .* is i8: llmc reads no quantized towers yet; give"):
+    with pytest.raises(ModelError, match=r"proj\.weight of .* is i8: llmc reads no quantized towers yet; give"):
         tower(path).checkpoint()
 
 

@@ -68,7 +68,7 @@ def patches_of(path: Path, pixels: Tensor) -> Patches:
     """The patches of an image in the order of merged rows, for the tower of the model at `path`."""
     config = open_tower(open_source(path)).config()
     assert config.tower is not None
-    size, merged = config.tower.patch_size, config.merged_rows
+    size, merged = config.tower.patch_size, config.tower.merged
     side, (height, width) = int(merged**0.5), (length // size for length in pixels.shape[1:])
     grid = pixels.view(3, height, size, width, size).permute(1, 3, 0, 2, 4).reshape(height, width, -1)
     at = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"), dim=-1)
