@@ -19,6 +19,11 @@ def install_compiler() -> str:
     return f"pip install '{NAME}[compiler]' --extra-index-url {_CPU_TORCH}"
 
 
+def install_extra(name: str) -> str:
+    """Command that installs an optional part."""
+    return f"pip install '{NAME}[{name}]'"
+
+
 def name_clash() -> str | None:
     """One sentence if PyPI's distribution `llmc`, another project with the same import name, is also installed."""
     for folder in sys.path:

@@ -14,6 +14,8 @@ from llmc.shown import shown
 Setting = int | float | str | bool
 RESAMPLES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Filters for resizing, by Pillow's numbers, which the files of checkpoints have."""
+COLOURS = 3
+"""Channels of a picture: red, green and blue."""
 MOST_PATCHES = 1 << 16
 """Of one tile."""
 _MOST_SIDE = 1 << 14
@@ -119,9 +121,9 @@ class ImageForm:
 
     def check(self, origin: str) -> None:
         """Raises ImageFormError unless the fields fit each other."""
-        if self.channels not in (1, 3) or len(self.std) != self.channels:
+        if not self.channels == len(self.std) == COLOURS:
             raise ImageFormError(
-                f"{origin} has {self.channels} means and {len(self.std)} deviations: a picture has 1 or 3 of both"
+                f"{origin} has {self.channels} means and {len(self.std)} deviations: a picture has {COLOURS} of both"
             )
         if not all(deviation > 0 for deviation in self.std):
             raise ImageFormError(f"{origin} has the deviations {shown(list(self.std))}: each must be positive")

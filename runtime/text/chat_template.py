@@ -23,6 +23,8 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # A template that reads contents as lists of parts looks at their types.
 _LOOKS_AT_TYPES = re.compile(r"""\.type\b|['"]type['"]""")
+IMAGE = {"type": "image"}
+"""A part that is an image, as templates see it."""
 _PROBE = "llmc-probe"
 _QUOTED = re.compile(rf"""text['"]:\s*['"]{_PROBE}""")
 # tokenizer_class of tokenizers whose own code sorts the keys of tools before it renders them: Kimi's.
@@ -64,9 +66,13 @@ class ChatTemplates:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        placeholder: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt of a conversation. `tools` are JSON schemas, `variables` any further variables of the template.
+
+        placeholder: what stands for an image in a text, for a template that reads no parts; None: messages may have no
+        images.
 
         With tools, the template named tool_use is preferred to the default one. A text becomes a list of one part for a
         template that would leave it out otherwise, as those of models with images may. Parts of a text stay parts for a
@@ -78,11 +84,11 @@ class ChatTemplates:
 
         name = self._name(tools is not None)
         template = self._template(name)
-        conversation = _check_messages(messages)
+        conversation = _check_messages(messages, images=placeholder is not None)
         begun = conversation[0]["role"] == "system"
         for message in conversation:
             if "content" in message:
-                message["content"] = self._as_read(message["content"], name, message["role"], begun)
+                message["content"] = self._as_read(message["content"], name, message["role"], begun, placeholder)
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise RequestError("tools must be a list of JSON objects, each the schema of a function")
         shown = None if tools is None else _plain(tools)
@@ -123,12 +129,16 @@ class ChatTemplates:
                 raise ChatTemplateError(f"the chat template {name} is not valid: {_one_line(error)}") from error
         return self._compiled[name]
 
-    def _as_read(self, content: str | list[dict[str, str]], name: str, role: str, begun: bool) -> Any:
+    def _as_read(
+        self, content: str | list[dict[str, str]], name: str, role: str, begun: bool, placeholder: str | None
+    ) -> Any:
         """A content as the template reads it. begun: a system message begins the conversation."""
         if isinstance(content, str):
             is_lost = self._reads(name, role, begun, parts=True) and not self._reads(name, role, begun, parts=False)
             return _as_parts(content) if is_lost else content
-        return content if self._reads(name, role, begun, parts=True) else "\n".join(part["text"] for part in content)
+        if self._reads(name, role, begun, parts=True):
+            return content
+        return "\n".join(part["text"] if part["type"] == "text" else placeholder or "" for part in content)
 
     def _reads(self, name: str, role: str, begun: bool, *, parts: bool) -> bool:
         """Whether a message of that role shows its text if its content is a list of parts, or a text."""
@@ -206,8 +216,9 @@ def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return templates
 
 
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Plain copies of the messages, with the reasoning under every key that templates read."""
+def _check_messages(messages: Sequence[Mapping[str, Any]], *, images: bool) -> list[dict[str, Any]]:
+    """Plain copies of the messages, with the reasoning under every key that templates read. images: parts may be images
+    that were taken out."""
     if not messages:
         raise RequestError("the list of messages is empty: give at least one message")
     conversation = []
@@ -218,6 +229,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
         if not isinstance(content, (str, list)) and not (content is None and message.get("tool_calls")):
             raise RequestError(f"message {index} has the content {content!r}: give a text or a list of parts")
         for part in content if isinstance(content, list) else ():
+            if images and part == IMAGE:
+                continue
             if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise RequestError(
                     f'message {index} has the part {shown(part)}: models here read text: give {{"type": "text", '

@@ -1,0 +1,111 @@
+"""One picture of a request: read as far as its size at first, and unpacked when its pixels are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from llmc.distribution import install_extra
+from llmc.runtime.images.image_error import ImageError, NoImages
+from llmc.runtime.images.image_limits import ImageLimits
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""What is read; of several frames it is the first."""
+_ORIENTATION = 0x0112  # of EXIF
+_TURNED = range(5, 9)
+"""Orientations that exchange width and height."""
+
+
+def require_pillow() -> None:
+    """Raises NoImages if the library that reads pictures is not installed."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise NoImages(f"images need Pillow, which is not installed: {install_extra('images')}") from None
+
+
+class Picture:
+    """size: (width, height) as the picture is seen, after its EXIF orientation. identity: SHA-256 of what was given.
+
+    Raises ImageError for what is no picture, or is beyond the limits.
+    """
+
+    def __init__(self, given: bytes | Image, limits: ImageLimits) -> None:
+        require_pillow()
+        if isinstance(given, bytes):
+            limits.check_bytes(len(given))
+            with _readable():
+                image = _open(given)
+                limits.check_size(*image.size)
+                turned = image.getexif().get(_ORIENTATION) in _TURNED
+            self.size: tuple[int, int] = (image.height, image.width) if turned else image.size
+            self.identity = hashlib.sha256(given).digest()
+            self._given: bytes | Image = given
+        else:
+            limits.check_size(*given.size)
+            with _readable():
+                self._given = _as_seen(given)
+            self.size = self._given.size
+            self.identity = hashlib.sha256(repr(self.size).encode() + self._given.tobytes()).digest()
+        if min(self.size) < 1:
+            raise ImageError(f"an image has {self.size[0]}x{self.size[1]} pixels: it has nothing to see")
+
+    def pixels(self) -> Image:
+        """The picture in RGB, upright. Raises ImageError if it cannot be unpacked."""
+        if not isinstance(self._given, bytes):
+            return self._given
+        with _readable():
+            return _as_seen(_open(self._given))
+
+
+def _open(data: bytes) -> Image:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def _as_seen(image: Image) -> Image:
+    """Upright, in RGB; what is transparent becomes white, as transformers has it."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Turns the library's errors into ImageError. Its own limit on pixels is not that of the request."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except ImageError:
+        raise
+    except UnidentifiedImageError:
+        raise ImageError(f"an image is of no known format, or damaged: give {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"an image has too many pixels: {_line(error)}") from None
+    except Exception as error:  # decoders raise whatever a damaged file leads to
+        raise ImageError(f"an image cannot be decoded: {_line(error)}; give it whole, as one of {FORMATS}") from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def is_picture(value: Any) -> bool:
+    """Whether a value is an image of Pillow; imports nothing."""
+    return any(kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(value).__mro__)

@@ -1,0 +1,64 @@
+"""Puts images into a prompt: their texts take the place of placeholders, and their rows that of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmc.images.form import ImageForm
+from llmc.runtime.images.image_error import ImageError
+from llmc.runtime.images.rows_cache import Rows
+from llmc.runtime.images.tower import SeenPicture
+
+if TYPE_CHECKING:
+    from llmc.runtime.binding.placed_rows import PlacedRows
+
+
+def expanded(text: str, seen: Sequence[SeenPicture], form: ImageForm, where: str = "the prompt") -> str:
+    """`text` with each placeholder replaced by the text of its image, in order. Raises ImageError unless there are as
+    many of both."""
+    first, *rest = text.split(form.placeholder)
+    if len(rest) != len(seen):
+        raise ImageError(
+            f"{where} has {len(rest)} times {form.placeholder} and {len(seen)} images: write it once for each image"
+        )
+    return first + "".join(one.text + part for one, part in zip(seen, rest, strict=True))
+
+
+def runs_of(ids: Sequence[int], seen: Sequence[SeenPicture], form: ImageForm) -> list[tuple[int, int]]:
+    """(first, count) of each run of placeholders among the ids of an expanded text. Raises ImageError if they are not
+    those of the images, as where a tokenizer does not know the placeholder."""
+    found: list[tuple[int, int]] = []
+    for at, token in enumerate(ids):
+        if token != form.placeholder_id:
+            continue
+        if found and sum(found[-1]) == at:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((at, 1))
+    expected = [run for one in seen for tile in one.tiling.tiles for run in tile.runs]
+    if [count for _, count in found] != expected:
+        raise ImageError(
+            f"the prompt has {sum(count for _, count in found)} placeholders of images where {sum(expected)} are "
+            f"expected: the tokenizer must have {form.placeholder} as one token"
+        )
+    return found
+
+
+def placed_rows(
+    ids: Sequence[int], seen: Sequence[SeenPicture], rows: Sequence[Rows], form: ImageForm
+) -> tuple[PlacedRows, ...]:
+    """The rows of all images at their places among the ids. rows: of each image."""
+    from llmc.runtime.binding.placed_rows import PlacedRows
+
+    runs = iter(runs_of(ids, seen, form))
+    placed = []
+    for one, its in zip(seen, rows, strict=True):
+        begin = 0
+        for number, count in enumerate(run for tile in one.tiling.tiles for run in tile.runs):
+            first, _ = next(runs)
+            identity = hashlib.sha256(one.identity + number.to_bytes(4, "little")).digest()
+            placed.append(PlacedRows(first, its[begin : begin + count], identity))
+            begin += count
+    return tuple(placed)

@@ -1,0 +1,59 @@
+"""Where the bytes of an image come from: data: URLs of a request, and in Python also files, bytes and Pillow's."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from llmc.regular_file import read_regular
+from llmc.runtime.images.image_error import ImageError
+from llmc.runtime.images.image_limits import ImageLimits
+from llmc.runtime.images.picture import is_picture
+from llmc.shown import shown
+
+_DATA = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?:;[\w.+=-]+)*?;base64,", re.IGNORECASE)
+_FETCHED = ("http://", "https://", "ftp://", "file://")
+_EXAMPLE = "data:image/png;base64,…"
+
+
+def from_url(url: str, limits: ImageLimits) -> bytes:
+    """The bytes in a data: URL. Raises ImageError for others, which are never fetched: they could name addresses that
+    only this machine reaches."""
+    found = _DATA.match(url)
+    if found is None:
+        if url.lower().startswith(_FETCHED):
+            raise ImageError(f"the image {shown(url)} is not fetched: send its bytes, as {_EXAMPLE}")
+        raise ImageError(f"the image {shown(url)} is no data: URL: send its bytes, as {_EXAMPLE}")
+    return from_base64(url[found.end() :], limits)
+
+
+def from_base64(text: str, limits: ImageLimits) -> bytes:
+    """The bytes of a base64 text. Raises ImageError."""
+    limits.check_bytes(len(text) * 3 // 4 - 2)
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ImageError(f"an image is not valid base64: {' '.join(str(error).split())}") from None
+
+
+def from_python(given: Any, limits: ImageLimits) -> Any:
+    """Bytes, or an image of Pillow: of what a caller of the Python API gives, which may also be a path or a data: URL.
+    Raises ImageError."""
+    if is_picture(given):
+        return given
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return bytes(given)
+    if isinstance(given, str) and (given[:5].lower() == "data:" or given.lower().startswith(_FETCHED)):
+        return from_url(given, limits)
+    if isinstance(given, (str, os.PathLike)):
+        path = Path(given)
+        try:
+            return read_regular(path, limits.bytes)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ImageError(f"the image {shown(str(path))} cannot be read: {why}") from error
+    raise ImageError(f"the image {shown(given)} is neither a path, nor bytes, nor an image of Pillow")

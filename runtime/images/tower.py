@@ -1,0 +1,159 @@
+"""The tower: an artifact that turns images into rows of the text model, with all that belongs to it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.images.form import ImageForm, ImageFormError
+from llmc.images.kinds.registry import kind_of
+from llmc.images.tiling import Tiling
+from llmc.manifest import ManifestError, read_manifest
+from llmc.runtime.images.image_error import ImageError, NoImages
+from llmc.runtime.images.image_limits import ImageLimits
+from llmc.runtime.images.patches import patches_of
+from llmc.runtime.images.picture import Picture, require_pillow
+from llmc.runtime.images.pixels import tiles_of
+from llmc.runtime.images.rows_cache import RowsCache
+
+CACHE_BYTES = 256 << 20
+"""Of encoded rows."""
+_TABLE, _SUM = "images", "sha256"
+_TAKES_ROWS = 2
+
+
+class Encoder(Protocol):
+    """What runs the tower's graphs; the binding's `Encoder` is one."""
+
+    def encode(
+        self, patches: npt.NDArray[np.float32], places: npt.NDArray[np.int32], first: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.float32]:
+        """float32 [len(first), row_width]."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class SeenPicture:
+    """A picture, how it is cut, and the text that takes the place of its placeholder. identity: of its rows."""
+
+    picture: Picture
+    tiling: Tiling
+    text: str
+    identity: bytes
+
+
+@dataclass
+class TowerStats:
+    """Since the tower was opened. images: encoded ones. reused: whose rows were still there. seconds: of encoding,
+    unpacking and resizing included."""
+
+    images: int = 0
+    reused: int = 0
+    seconds: float = 0.0
+
+
+class Tower:
+    """Encodes images, one at a time; every method but `close` may be called from any thread.
+
+    name: of the artifact, which tells its rows from those of others.
+    """
+
+    def __init__(
+        self, form: ImageForm, encoder: Encoder, name: str, limits: ImageLimits | None = None, cache: int = CACHE_BYTES
+    ) -> None:
+        self.form, self.kind = form, kind_of(form)
+        self.limits = limits or ImageLimits()
+        self.stats = TowerStats()
+        self._encoder = encoder
+        self._name = f"{name} {form.as_json()}".encode()
+        self._cache = RowsCache(cache)
+        self._turn = threading.Lock()
+
+    def look(self, given: Any) -> SeenPicture:
+        """The picture, read as far as its size. given: bytes, or an image of Pillow. Raises ImageError."""
+        picture = Picture(given, self.limits)
+        try:
+            tiling = self.kind.tiling(*picture.size)
+        except ImageFormError as error:
+            raise ImageError(f"an image of {picture.size[0]}x{picture.size[1]} pixels: {error}") from error
+        identity = hashlib.sha256(self._name + picture.identity).digest()
+        return SeenPicture(picture, tiling, self.kind.text(tiling), identity)
+
+    def rows(self, seen: SeenPicture) -> npt.NDArray[np.float32]:
+        """float32 [rows of all tiles in order, row_width], which must not be changed. Raises ImageError, and LlmcError
+        if the device fails."""
+        found = self._cache.get(seen.identity)
+        if found is None:
+            with self._turn:
+                found = self._cache.get(seen.identity)  # another request may have had the same image
+                if found is None:
+                    return self._encoded(seen)
+        self.stats.reused += 1
+        return found
+
+    def _encoded(self, seen: SeenPicture) -> npt.NDArray[np.float32]:
+        begun = time.monotonic()
+        tiles = tiles_of(seen.picture.pixels(), seen.tiling, self.form)
+        parts = []
+        for pixels, tile in zip(tiles, seen.tiling.tiles, strict=True):
+            patches = patches_of(pixels, tile, self.form)
+            parts.append(self._encoder.encode(patches.values, patches.places, patches.first))
+        rows = np.concatenate(parts)
+        rows.setflags(write=False)
+        self._cache.put(seen.identity, rows)
+        self.stats.images += 1
+        self.stats.seconds += time.monotonic() - begun
+        return rows
+
+    def close(self) -> None:
+        """Releases the encoder; idempotent."""
+        self._encoder.close()
+
+
+def open_tower(
+    path: Path, text: Any, text_path: Path, options: Mapping[str, Any], limits: ImageLimits | None = None
+) -> Tower:
+    """The tower of the artifact `path` for the model of the artifact `text_path`. text: its ArtifactInfo. options: of
+    the device, as for the engine.
+
+    Raises RequestError if the two do not fit, or Pillow is missing, and the binding's errors.
+    """
+    from llmc.runtime.binding import Artifact
+    from llmc.runtime.binding.encoder import Encoder as NativeEncoder
+
+    require_pillow()
+    try:
+        manifest = read_manifest(path)
+        if _TABLE not in manifest:
+            raise NoImages(f"{path} encodes no images: give the artifact that `llmc compile --images` made beside it")
+        form = ImageForm.from_json(manifest[_TABLE], f"{path / 'manifest.json'}: {_TABLE}")
+    except (ManifestError, ImageFormError) as error:
+        raise NoImages(str(error)) from error
+    with Artifact(path) as artifact:
+        info = artifact.info
+        check_fit(path, info.vector_width, info.states_width, form, text, text_path)
+        encoder = NativeEncoder(artifact, **options)
+    return Tower(form, encoder, str(manifest.get(_SUM)), limits)
+
+
+def check_fit(path: Path, row_width: int, patch_width: int, form: ImageForm, text: Any, text_path: Path) -> None:
+    """Raises NoImages unless a tower's rows fit a text model."""
+    if text.states_use != _TAKES_ROWS:
+        raise NoImages(f"{text_path} was compiled without images: compile its model with --images")
+    if row_width != text.states_width or form.placeholder_id >= text.vocab_size:
+        raise NoImages(
+            f"{path} gives rows of {row_width} numbers and {text_path} takes {text.states_width}: give the images of "
+            "the same model"
+        )
+    if patch_width != form.states_width:
+        raise NoImages(f"{path} takes patches of {patch_width} numbers, not {form.states_width}: compile it again")
