@@ -47,11 +47,12 @@ class AsyncLLM(Opened, AsyncVectorCalls):
             chat_template=opening.chat_template,
             misses=opening.misses,
             speculation=opening.speculation,
+            open_tower=opening.tower,
             **opening.engine_options,
         )
         Frontend.__init__(self, engine.path, engine.vocab_size, engine.limit, vector_task=engine.vector_task)
         self._tokenizer = engine.tokenizer
-        self.adapters = engine.adapters
+        self.adapters, self.tower = engine.adapters, engine.tower
         return OpenedEngine(engine.engine, engine.graphs, engine.artifact.info)
 
     def _begin(self, opening: Opening) -> None:
@@ -164,8 +165,13 @@ class AsyncLLM(Opened, AsyncVectorCalls):
 
     async def _prepared(self, *arguments: Any) -> list[PreparedRequest]:
         await self._start()
-        # In a thread: tokenizing a long prompt or compiling a grammar would block all other tasks.
-        return await asyncio.to_thread(self.prepare, *arguments)
+
+        def work() -> list[PreparedRequest]:
+            requests = self.prepare(*arguments)
+            return [request if request.images is None else request.encoded() for request in requests]
+
+        # In a thread: tokenizing a long prompt, compiling a grammar or encoding an image would block all other tasks.
+        return await asyncio.to_thread(work)
 
     @contextlib.asynccontextmanager
     async def _open(self, requests: Sequence[PreparedRequest]) -> AsyncIterator[list[RequestStream]]:
@@ -187,6 +193,7 @@ class AsyncLLM(Opened, AsyncVectorCalls):
             guide=request.make_guide,
             index=request.index,
             adapter=request.adapter,
+            placed=request.placed(),
         )
         try:
             return self._stream_of(engine_request)

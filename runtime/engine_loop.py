@@ -11,6 +11,7 @@ from llmc.runtime.binding.handle import LlmcError
 from llmc.runtime.guided.compiler import GuideError
 from llmc.runtime.guided.setting import set_masks
 from llmc.runtime.guided.shared_guides import SharedGuides
+from llmc.runtime.images.image_error import ImageError
 
 from .context_limit import ContextLimit
 from .engine_steps import EngineSteps, cancel
@@ -148,6 +149,13 @@ class EngineLoop:
             wants["guided"] = True
         if request.adapter:
             wants["adapter"] = request.adapter
+        try:
+            # Only now: the rows of thousands of waiting requests would fill the memory.
+            if placed := request.placed():
+                wants["placed"] = placed
+        except ImageError as error:
+            job.generation.fail(RequestFailure("invalid_image", str(error)))
+            return True
         job.submit_ns = time.monotonic_ns()
         try:
             job.engine_id = int(self._engine.submit(request.token_ids, request.params, **wants))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.runtime.guided.compiler import GuideCompiler, TokenGuide
 from llmc.runtime.guided.constraint import Guided
+from llmc.runtime.images.image_prompt import ImagePrompt, chat_prompt, text_prompt
+from llmc.runtime.images.sources import from_python
 from llmc.runtime.text.detokenizer import Decode
 from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, read_generation_config
 
@@ -17,11 +19,14 @@ from .gathered import Gathered
 from .generation import Generation, decoder
 from .outputs import RequestOutput, Timings, Usage
 from .params import SamplingParams
-from .prompts import Messages, Prompts, as_batch, checked_ids, is_chat
+from .prompts import GivenPrompt, Messages, Prompts, as_batch, checked_ids, given_prompt
 from .request_error import RequestError
 from .vector_task import VectorTask
 
 if TYPE_CHECKING:
+    from llmc.runtime.binding.placed_rows import PlacedRows
+    from llmc.runtime.images.tower import Tower
+
     from .adapters.adapters import Adapters
 
 Lora: TypeAlias = "str | Sequence[str | None] | None"
@@ -31,7 +36,8 @@ Lora: TypeAlias = "str | Sequence[str | None] | None"
 @dataclass(frozen=True)
 class PreparedRequest:
     """A validated prompt. text: None if it was not given as text. make_guide: makes a guide per continuation. adapter:
-    the engine's number; 0 for none."""
+    the engine's number; 0 for none. images: those of the prompt. rows: of
+    the images, if they are encoded."""
 
     index: int
     text: str | None
@@ -40,6 +46,19 @@ class PreparedRequest:
     decode: Decode
     make_guide: Callable[[], TokenGuide] | None
     adapter: int = 0
+    images: ImagePrompt | None = None
+
+    rows: tuple[PlacedRows, ...] | None = None
+
+    def placed(self) -> tuple[PlacedRows, ...]:
+        """Rows that take the place of tokens. Encodes the images unless that is done, which takes long."""
+        if self.rows is not None:
+            return self.rows
+        return () if self.images is None else self.images.placed(self.token_ids) or ()
+
+    def encoded(self) -> PreparedRequest:
+        """The request with its rows, so that `placed` takes no time."""
+        return replace(self, rows=self.placed())
 
     def generation(self, limit: ContextLimit) -> Generation:
         """The object that takes the engine's events of this request."""
@@ -62,9 +81,10 @@ class PreparedRequest:
 
 class Frontend:
     """Prompts of an artifact. max_model_len: most tokens of a request, prompt plus output; see `limit`. vector_task:
-    None for a model that generates text. adapters: of the engine."""
+    None for a model that generates text. adapters: of the engine. tower: sees images; None: prompts have none."""
 
     adapters: Adapters
+    tower: Tower | None = None
 
     def __init__(
         self,
@@ -104,9 +124,26 @@ class Frontend:
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """Token ids of a conversation up to the start of the assistant's answer; options as for
         ChatTemplates.render."""
-        text = self.tokenizer.apply_chat_template(messages, **options)
+        return self._read_chat(messages, **options)[0]
+
+    def _read_chat(self, messages: Messages, **options: Any) -> tuple[list[int], ImagePrompt]:
+        """Token ids of a conversation, and its images."""
+
+        def render(plain: Messages, placeholder: str | None) -> str:
+            more = {} if placeholder is None else {"placeholder": placeholder}
+            return self.tokenizer.apply_chat_template(plain, **more, **options)
+
+        prompt = chat_prompt(self.tower, messages, options, render, from_python)
         # The template itself writes the special tokens.
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        ids = self.tokenizer.encode(prompt.text, add_special_tokens=False)
+        prompt.check(ids)
+        return ids, prompt
+
+    def _read_text(self, text: str, images: Sequence[Any]) -> tuple[list[int], ImagePrompt]:
+        prompt = text_prompt(self.tower, text, images, from_python)
+        ids = self.tokenizer.encode_prompt(prompt.text)
+        prompt.check(ids)
+        return ids, prompt
 
     def prepare(
         self,
@@ -115,9 +152,12 @@ class Frontend:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
         lora: Lora = None,
+        *,
+        chat: bool = False,
     ) -> list[PreparedRequest]:
         """Validates all prompts. params: one for all, one each, or None for the model's defaults. lora: name of an
-        adapter for all, or one each. Raises RequestError."""
+        adapter for all, or one each. chat: every prompt is a conversation. Images are looked at, and not yet encoded.
+        Raises RequestError."""
         if self.vector_task is not None:
             self.vector_task.must_be("generate")
         items = as_batch(prompts)
@@ -132,10 +172,10 @@ class Frontend:
                 if not isinstance(one, SamplingParams):
                     raise RequestError(f"the sampling params are {one!r}: give SamplingParams, for all or for each")
         variables = dict(template_variables or {})
-        prepared = [
-            self._prepare(index, self.encode_chat(item, tools=tools, **variables) if is_chat(item) else item, one)
-            for index, (item, one) in enumerate(zip(items, all_params, strict=True))
-        ]
+        prepared = []
+        for index, (item, one) in enumerate(zip(items, all_params, strict=True)):
+            prompt = GivenPrompt(item, True) if chat else given_prompt(index, item)
+            prepared.append(self._prepare(index, prompt, one, {**variables, "tools": prompt.tools or tools}))
         adapters = self._adapter_ids(lora, len(items))
         return [replace(one, adapter=adapter) for one, adapter in zip(prepared, adapters, strict=True)]
 
@@ -146,9 +186,15 @@ class Frontend:
             raise RequestError(f"{len(names)} names of adapters for {count} prompts: give one, or one each")
         return [0 if name is None else self.adapters.id_of(name) for name in names]
 
-    def _prepare(self, index: int, item: Any, params: SamplingParams) -> PreparedRequest:
-        text = item if isinstance(item, str) else None
-        ids = item if text is None else self.tokenizer.encode_prompt(text)
+    def _prepare(
+        self, index: int, prompt: GivenPrompt, params: SamplingParams, rendering: Mapping[str, Any]
+    ) -> PreparedRequest:
+        text = prompt.given if isinstance(prompt.given, str) else None
+        ids, images = prompt.given, None
+        if prompt.is_chat:
+            ids, images = self._read_chat(prompt.given, **rendering)
+        elif text is not None:
+            ids, images = self._read_text(text, prompt.images)
         token_ids = checked_ids(index, ids, self.vocab_size, self.limit)
         tokenizer: Tokenizer | None = None
         try:
@@ -157,7 +203,8 @@ class Frontend:
             # Prompts of token ids run without a tokenizer, but not with a damaged one; only text needs it.
             if text is not None or params.stop or (self.path / "tokenizer.json").exists():
                 raise
-        return PreparedRequest(index, text, token_ids, params, decoder(tokenizer, params), self._guide_maker(params))
+        guide = self._guide_maker(params)
+        return PreparedRequest(index, text, token_ids, params, decoder(tokenizer, params), guide, images=images)
 
     def _guide_maker(self, params: SamplingParams) -> Callable[[], TokenGuide] | None:
         """Makes guides, one per continuation; None for an unguided request."""

@@ -69,6 +69,7 @@ class LLM(Opened, VectorCalls):
     warmup_seconds: seconds for which the warm-up replays graphs; the rest is only walked through.
     on_warm_step: callback for each warmed graph.
     lora: LoRA adapters to load, name → path; the artifact must be compiled with --lora-slots.
+    images: artifact that encodes images for this one; `llmc compile --images` makes both.
     Raises the binding's error if the artifact is invalid or cannot run on this machine; BudgetError; BucketError if the
     record cannot be written; ModelPathError for "background" without the compiler.
     """
@@ -90,6 +91,12 @@ class LLM(Opened, VectorCalls):
         except BaseException:
             self.close()
             raise
+        if opening.images is not None:
+            try:
+                self.tower = opening.tower(path, self.artifact.info)
+            except BaseException:
+                self.close()
+                raise
         return OpenedEngine(self.engine, self.graphs, self.artifact.info)
 
     def _begin(self, opening: Opening) -> None:
@@ -122,6 +129,8 @@ class LLM(Opened, VectorCalls):
     ) -> list[RequestOutput]:
         """Runs a batch of prompts (texts, token id lists, conversations); returns their outputs in input order.
 
+        With images a prompt is {"prompt": text with a placeholder for each, "images": […]}, or a conversation with
+        parts of images. An image is a path, bytes, a data: URL, or an image of Pillow.
         params: one for all, or one per prompt; None for `default_params()`.
         lora: name of a loaded adapter, one for all or one per prompt; None for the bare model.
         on_output: called with each output as its request finishes.
@@ -130,7 +139,16 @@ class LLM(Opened, VectorCalls):
         token ids out of range. A request that the engine fails states the reason in its output's `error`; others
         continue. If a callback or a signal raises, running requests are cancelled and the exception propagates.
         """
-        requests = self.prepare(prompts, params, lora=lora)
+        return self._run(self.prepare(prompts, params, lora=lora), on_output, on_delta, progress)
+
+    def _run(
+        self,
+        requests: Sequence[PreparedRequest],
+        on_output: OnOutput | None,
+        on_delta: OnDelta | None,
+        progress: Progress | None,
+    ) -> list[RequestOutput]:
+        """As `generate`."""
         outputs: list[RequestOutput | None] = [None] * len(requests)
         num_finished = num_tokens = 0
 
@@ -171,9 +189,8 @@ class LLM(Opened, VectorCalls):
         tools: JSON schemas of functions that the model may call. template_variables: further template variables, as in
         {"enable_thinking": False}. Also raises ChatTemplateError.
         """
-        variables = dict(template_variables or {})
-        prompts = [self.encode_chat(conversation, tools=tools, **variables) for conversation in as_batch(messages)]
-        return self.generate(prompts, params, on_output=on_output, on_delta=on_delta, progress=progress, lora=lora)
+        requests = self.prepare(as_batch(messages), params, tools, template_variables, lora, chat=True)
+        return self._run(requests, on_output, on_delta, progress)
 
     def beam_search(
         self,
@@ -246,6 +263,8 @@ class LLM(Opened, VectorCalls):
         """Stops background compilation, and releases engine and artifact; idempotent."""
         if self._misses is not None:
             self._misses.close()
+        if self.tower is not None:
+            self.tower.close()
         self.engine.close()
         self.artifact.close()
 

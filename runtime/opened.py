@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from llmc.runtime.images.tower import Tower, open_tower, tower_options
 from llmc.runtime.misses.background import OnBucketNews
 from llmc.runtime.misses.options import MissOptions, MissPolicy
 from llmc.runtime.warm_up.budget import Budget, budget_of
@@ -27,12 +28,18 @@ WeightMemory = Literal["auto", "mapped", "copied"]
 
 @dataclass(frozen=True)
 class Opening:
-    """The inputs of an engine. engine_options: for the binding's `Engine`, with the budget's decisions."""
+    """The inputs of an engine. engine_options: for the binding's `Engine`, with the budget's decisions. images:
+    artifact of the tower."""
 
     misses: MissOptions
     speculation: Speculation
     chat_template: str | None
     engine_options: Mapping[str, Any]
+    images: Path | None = None
+
+    def tower(self, path: Path, info: ArtifactInfo) -> Tower | None:
+        """The tower for the opened artifact `path`; None without images. Raises as `open_tower`."""
+        return None if self.images is None else open_tower(self.images, info, path, tower_options(self.engine_options))
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class Opened(Frontend, ABC):
         warmup_seconds: float = REPLAY_S,
         on_warm_step: OnWarmStep | None = None,
         lora: Mapping[str, str | Path] | None = None,
+        images: str | Path | None = None,
     ) -> None:
         record = None if record_misses is None else Path(record_misses)
         misses = MissOptions(miss_policy, record, on_bucket_news)
@@ -112,7 +120,8 @@ class Opened(Frontend, ABC):
             **({} if self.budget is None else self.budget.device_options),
             **(device_options or {}),
         }
-        opening = Opening(misses, speculation, chat_template, engine_options)
+        tower = None if images is None else Path(images)
+        opening = Opening(misses, speculation, chat_template, engine_options, tower)
         opened = self._open_engine(found, opening)
         try:
             for name, adapter in (lora or {}).items():

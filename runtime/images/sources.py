@@ -15,20 +15,27 @@ from llmc.runtime.images.image_limits import ImageLimits
 from llmc.runtime.images.picture import is_picture
 from llmc.shown import shown
 
-_DATA = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?:;[\w.+=-]+)*?;base64,", re.IGNORECASE)
+URL_PATTERN = r"^[Dd][Aa][Tt][Aa]:([\w.+\-]+/[\w.+\-]+)?(;[\w.+=\-]+)*;[Bb][Aa][Ss][Ee]64,"
+"""How a data: URL begins, in the words of JSON Schema."""
+_DATA = re.compile(URL_PATTERN, re.ASCII)
 _FETCHED = ("http://", "https://", "ftp://", "file://")
 _EXAMPLE = "data:image/png;base64,…"
 
 
-def from_url(url: str, limits: ImageLimits) -> bytes:
-    """The bytes in a data: URL. Raises ImageError for others, which are never fetched: they could name addresses that
-    only this machine reaches."""
-    found = _DATA.match(url)
-    if found is None:
-        if url.lower().startswith(_FETCHED):
-            raise ImageError(f"the image {shown(url)} is not fetched: send its bytes, as {_EXAMPLE}")
+def check_url(url: str) -> None:
+    """Raises ImageError for a URL that is no data: URL. Others are never fetched: they could name addresses that only
+    this machine reaches."""
+    if _DATA.match(url) is None:
+        why = "is not fetched" if url.lower().startswith(_FETCHED) else "is no data: URL"
+        raise ImageError(f"the image {shown(url)} {why}: send its bytes, as {_EXAMPLE}")
+
+
+def from_url(url: Any, limits: ImageLimits) -> bytes:
+    """The bytes in a data: URL of a request. Raises ImageError for anything else."""
+    if not isinstance(url, str):
         raise ImageError(f"the image {shown(url)} is no data: URL: send its bytes, as {_EXAMPLE}")
-    return from_base64(url[found.end() :], limits)
+    check_url(url)
+    return from_base64(url[url.index(",") + 1 :], limits)
 
 
 def from_base64(text: str, limits: ImageLimits) -> bytes:

@@ -146,6 +146,16 @@ def open_tower(
     return Tower(form, encoder, str(manifest.get(_SUM)), limits)
 
 
+def tower_options(engine_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the device for a tower beside an engine with these options. Its threads sleep when it has nothing to
+    do, and none of them holds a CPU that the engine's need."""
+    from llmc.runtime.binding.devices import DEVICE_OPTIONS
+
+    names = {name for options in DEVICE_OPTIONS.values() for name in options}
+    given = {name: value for name, value in engine_options.items() if name in names}
+    return {**given, "pin_threads": False, "idle_spin_us": 0}
+
+
 def check_fit(path: Path, row_width: int, patch_width: int, form: ImageForm, text: Any, text_path: Path) -> None:
     """Raises NoImages unless a tower's rows fit a text model."""
     if text.states_use != _TAKES_ROWS:

@@ -22,12 +22,13 @@ import numpy.typing as npt
 
 from llmc.machine import available_memory
 from llmc.runtime.adapters.adapters import Adapters
-from llmc.runtime.binding import Artifact, Engine, EngineStats, GraphInfo, LlmcError
+from llmc.runtime.binding import Artifact, ArtifactInfo, Engine, EngineStats, GraphInfo, LlmcError
 from llmc.runtime.binding.events import Event
 from llmc.runtime.binding.statistics import BucketMiss, GraphStats
 from llmc.runtime.context_limit import ContextLimit
 from llmc.runtime.drafts import opened_draft
 from llmc.runtime.engine_steps import cancel
+from llmc.runtime.images.tower import Tower
 from llmc.runtime.joining import join_graphs, take_graphs
 from llmc.runtime.misses.handling import MissHandling
 from llmc.runtime.misses.options import MissOptions
@@ -56,7 +57,8 @@ _DRAINED = RequestFailure("draining", "the server shut down before the answer wa
 
 class AsyncEngine:
     """An opened artifact and its engine. chat_template: replaces the model's. guided_threads: number that compute
-    masks; 0 for automatic. misses: policy and handling, active from `start`. Other options are those of `Engine`.
+    masks; 0 for automatic. misses: policy and handling, active from `start`. open_tower: opens what sees images for the
+    artifact, if it is to see any. Other options are those of `Engine`.
     max_model_len: most tokens of a request, prompt plus output: the artifact's, or less if the KV pool is smaller.
 
     All methods but `close` belong to the event loop that called `start`. Raises the binding's errors when the artifact
@@ -71,6 +73,7 @@ class AsyncEngine:
         guided_threads: int = 0,
         misses: MissOptions | None = None,
         speculation: Speculation | None = None,
+        open_tower: Callable[[Path, ArtifactInfo], Tower | None] = lambda path, info: None,
         **options: Any,
     ) -> None:
         self._miss_options = misses or MissOptions()
@@ -93,6 +96,12 @@ class AsyncEngine:
         self.vector_task = VectorTask.of_artifact(path, info.vector_width)
         self.max_num_seqs = min(info.max_num_seqs, int(options.get("max_num_seqs") or info.max_num_seqs))
         self.adapters = Adapters(path, self.artifact, self.engine)
+        try:
+            self.tower = open_tower(path, info)
+        except BaseException:
+            self.engine.close()
+            self.artifact.close()
+            raise
         self.graphs: list[GraphInfo] = self.artifact.graphs()
         self.generation_config = read_generation_config(path)
         self.on_submit: list[Callable[[EngineRequest], None]] = []
@@ -298,6 +307,8 @@ class AsyncEngine:
             self._misses.close()
         self._guides.close()
         self._aside.shutdown()
+        if self.tower is not None:
+            self.tower.close()
         self.engine.close()
         self.artifact.close()
 
@@ -366,6 +377,8 @@ class AsyncEngine:
         more: dict[str, Any] = {} if stream.vector is None else {"vector": stream.vector}
         if request.adapter:
             more["adapter"] = request.adapter
+        if request.placed:
+            more["placed"] = request.placed
         given = request.given_token_ids
         if request.resumes is not None:
             more |= {"num_output_tokens": len(given), "output_index": request.resumes}

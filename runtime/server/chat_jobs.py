@@ -35,7 +35,9 @@ async def prepare_chat(
 ) -> PreparedChat:
     """Renders, tokenises and validates. model: from `check_model`. Raises ApiError and RequestError."""
     plan = await _plan(server, body)
-    ids = await encode_chat(server, body.messages, truncate=body.truncate_prompt_tokens, **_rendering(body, plan))
+    ids, images = await encode_chat(
+        server, body.messages, truncate=body.truncate_prompt_tokens, **_rendering(body, plan)
+    )
     asked = body.asked_max_tokens
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     if asked is None:
@@ -51,6 +53,8 @@ async def prepare_chat(
         prompt_logprobs=body.prompt_logprobs,
         show_special_tokens=plan.show_special_tokens,
     )
+    # Last, since it takes longest: nothing else is left to be refused.
+    placed = await server.images.placed(request, images, ids)
     engine_request = EngineRequest(
         request_id=request_id,
         prompt_token_ids=tuple(ids),
@@ -59,13 +63,15 @@ async def prepare_chat(
         deadline_s=answers.deadline_of(server, request),
         guide=guide,
         adapter=server.adapter_id(model),
+        placed=placed,
     )
     return PreparedChat(engine_request, plan.output(ids, request_id))
 
 
 async def count_prompt(server: ServerContext, body: ChatRequest) -> int:
     """Tokens of a conversation for the model, even beyond the context. Raises ApiError and RequestError."""
-    return len(await encode_chat_ids(server, body.messages, **_rendering(body, await _plan(server, body))))
+    ids, _ = await encode_chat_ids(server, body.messages, **_rendering(body, await _plan(server, body)))
+    return len(ids)
 
 
 async def _plan(server: ServerContext, body: ChatRequest) -> ChatPlan:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from llmc.runtime.images.image_limits import DEFAULT_IMAGES
 from llmc.runtime.misses.options import MissPolicy
 from llmc.runtime.replan.options import ReplanOptions
 from llmc.runtime.speculation import Speculation
@@ -44,6 +45,7 @@ class ServerConfig:
     record_trace: file for lengths and times of requests; at record_trace_max_bytes it is renamed to NAME.1.
     lora: name and directory of adapters to load at start. allow_runtime_lora: clients may load adapters from any
     directory, and unload them.
+    images: artifact that encodes images for `artifact`; None: the server sees none. max_images: of one request.
     role: prefill servers give KV blocks, decode servers take them, others do both. hand_over_key: key of routers and
     servers that hand over; None: nothing is handed over. hand_over_timeout_s: longest wait for blocks. max_hand_overs:
     hand-overs at a time, for each direction.
@@ -109,6 +111,8 @@ class ServerConfig:
     record_trace_max_bytes: int = 1 << 30
     lora: tuple[tuple[str, Path], ...] = ()
     allow_runtime_lora: bool = False
+    images: Path | None = None
+    max_images: int = DEFAULT_IMAGES
     role: Role = "both"
     hand_over_key: str | None = field(default=None, repr=False)
     hand_over_timeout_s: float = 60.0

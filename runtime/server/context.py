@@ -23,6 +23,7 @@ from .config import ServerConfig
 from .errors import ApiError, draining
 from .exchanges import note_model
 from .hand_over import HandOver, hand_over_key
+from .image_work import ImageWork
 from .lanes import Lanes
 from .refusals import TASK
 from .request_memory import MemoryLimits, RequestMemory
@@ -76,6 +77,7 @@ class ServerContext:
         self._guide_compiler: GuideCompiler | None = None
         self.schema_defaults = SchemaDefaults(config.guided_additional_properties, config.guided_max_string)
         self.lanes = Lanes()
+        self.images = ImageWork(engine.tower, config.max_queue)
         self.hand_over = HandOver(
             engine,
             self.lanes,
@@ -111,6 +113,7 @@ class ServerContext:
         if self._warming is not None:
             await self._warming
         self.hand_over.close()
+        self.images.close()
         self.lanes.close()
         for callback in self.on_stop:
             await asyncio.to_thread(callback)

@@ -13,11 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from llmc.runtime.binding.handle import LlmcError
+from llmc.runtime.images.image_error import ImageError, NoImages
 from llmc.runtime.request_error import RequestError
 from llmc.runtime.text.chat_template import ChatTemplateError
 from llmc.runtime.text.tokenizer import TokenizerError
 
 from .http_protocol import arrived_late
+from .refusals import IMAGE, NO_IMAGES
 from .request_memory import MemoryRefused
 from .requests import ClientGone, QueueFull, RequestFailed, ServerStopping
 
@@ -62,6 +64,11 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case ImageError():
+            return ApiError(str(error), param="messages", code=IMAGE)
+        case NoImages():
+            why = "this server sees no images: start it with --images, for a model that was compiled with --images"
+            return ApiError(why, param="messages", code=NO_IMAGES)
         case RequestError():
             return ApiError(str(error), param=_param_of(str(error)), code="invalid_value")
         case ChatTemplateError():

@@ -217,6 +217,8 @@ class HandOver:
         first = requests[0]
         if any(one.adapter for one in requests):
             raise _Fallback("adapter", "blocks of adapters are not handed over")
+        if any(one.placed for one in requests):
+            raise _Fallback("images", "blocks of images are not handed over")
         if any(one.prompt_token_ids != first.prompt_token_ids for one in requests[1:]):
             raise _Fallback("batch", "the request has several prompts")
         same = first.given_token_ids if len(requests) == 1 else ()

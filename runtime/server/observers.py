@@ -19,6 +19,7 @@ from llmc.version import __version__
 from .access_log import AccessLog
 from .exchanges import ExchangeMiddleware, Exchanges, current_exchange
 from .hand_over_metrics import HandOverCollector
+from .image_metrics import ImageCollector
 from .metrics import EngineProbe, ServerMetrics
 from .profiler import Profiler
 from .replan_metrics import ReplanCollector
@@ -76,6 +77,8 @@ class Observers:
             )
             self.metrics = ServerMetrics(probe, {"version": __version__, "model": server.model_name})
             engine.on_record.append(self.metrics.on_record)
+            if engine.tower is not None:
+                self.metrics.registry.register(ImageCollector(server.images, engine.tower))
             if server.hand_over.sends or server.hand_over.receives:
                 self.metrics.registry.register(HandOverCollector(server.hand_over.counts))
         if config.access_log:

@@ -8,7 +8,10 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from llmc.runtime.images.image_prompt import ImagePrompt, chat_prompt
+from llmc.runtime.images.sources import from_url
 from llmc.runtime.request_error import RequestError
+from llmc.runtime.text.chat_template import IMAGE as IMAGE_PART
 from llmc.runtime.text.template_sandbox import OutOfTime, limited
 from llmc.runtime.text.tokenizer import TooManyTokens
 
@@ -17,7 +20,7 @@ from .context import ServerContext
 from .errors import ApiError
 from .lanes import SMALL
 from .protocol.as_chat import text_of
-from .refusals import CONTEXT, EMPTY, TEMPLATE
+from .refusals import CONTEXT, EMPTY, IMAGE, TEMPLATE
 
 _CHARS_A_MESSAGE = 32
 _MANY_CHARS = SMALL + 1
@@ -57,11 +60,14 @@ async def encode_prompts(
 
 async def encode_chat(
     server: ServerContext, messages: Sequence[Mapping[str, Any]], *, truncate: int | None = None, **options: Any
-) -> list[int]:
+) -> tuple[list[int], ImagePrompt]:
     """`encode_chat_ids`, reduced to the last `truncate` ids. Raises ApiError if the engine cannot take them."""
     with _too_long(server):
-        ids = await encode_chat_ids(server, messages, most=_most(server, truncate), **options)
-    return check_prompt(server, ids if truncate is None else ids[-truncate:])
+        ids, images = await encode_chat_ids(server, messages, most=_most(server, truncate), **options)
+    if truncate is not None and images.pictures:
+        why = "truncate_prompt_tokens would cut images: leave it out, or send fewer of them"
+        raise ApiError(why, param="truncate_prompt_tokens", code=IMAGE)
+    return check_prompt(server, ids if truncate is None else ids[-truncate:]), images
 
 
 def _most(server: ServerContext, truncate: int | None) -> int:
@@ -87,13 +93,16 @@ async def encode_chat_ids(
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
     most: int = MAX_TEXT_TOKENS,
-) -> list[int]:
-    """Token ids of a conversation, rendered with the model's chat template. Raises ApiError and RequestError."""
+) -> tuple[list[int], ImagePrompt]:
+    """Token ids of a conversation, rendered with the model's chat template, and its images, which are not encoded yet.
+    Raises ApiError and RequestError."""
     tokenizer = server.tokenizer
 
-    def work() -> list[int]:
+    def render(messages: Sequence[Mapping[str, Any]], placeholder: str | None) -> str:
         conversation = [_for_template(message) for message in messages]
         if continue_final_message and isinstance(messages[-1].get("content"), list):
+            if IMAGE_PART in messages[-1]["content"]:
+                _found(-1)
             conversation[-1]["content"] = text_of(messages[-1]["content"])
         mark = None
         if continue_final_message and not conversation[-1].get("tool_calls"):
@@ -103,6 +112,7 @@ async def encode_chat_ids(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
+                **({} if placeholder is None else {"placeholder": placeholder}),
                 **(variables or {}),
             )
         except OutOfTime:
@@ -111,9 +121,16 @@ async def encode_chat_ids(
             raise ApiError(str(error), param="messages", code=TEMPLATE) from error
         if continue_final_message:
             text = _cut_after(text, conversation[-1]) if mark is None else _cut_before(text, mark)
-        check_chars(server, text)
+        return text
+
+    def work() -> tuple[list[int], ImagePrompt]:
+        others = {"tools": tools, "chat_template_kwargs": variables}
+        prompt = chat_prompt(server.images.tower, messages, others, render, from_url)
+        check_chars(server, prompt.text)
         # The template writes the special tokens itself.
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
+        ids = tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens, most=most)
+        prompt.check(ids)
+        return ids, prompt
 
     size = _num_chars(messages) + (_MANY_CHARS if tools or variables else 0)
     if size <= SMALL:
@@ -193,7 +210,9 @@ def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
         plain["role"] = "system"
     content = plain.get("content")
     if isinstance(content, list):
-        plain["content"] = [{"type": "text", "text": text_of([part])} for part in content]
+        plain["content"] = [
+            part if part == IMAGE_PART else {"type": "text", "text": text_of([part])} for part in content
+        ]
     elif content is None:
         plain["content"] = ""
     if plain.get("tool_calls") is not None:

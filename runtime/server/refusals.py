@@ -14,6 +14,8 @@ CANCEL = "not_cancellable"
 PREVIOUS = "previous_response_not_found"
 MEMORY = "request_too_large"
 TASK = "unsupported_task"
+IMAGE = "invalid_image"
+NO_IMAGES = "images_not_supported"
 BEYOND_SCHEMA: Mapping[str, str] = {
     CONSTRAINT: "a JSON schema, regular expression, grammar or structural tag is not valid, or too complex",
     CONFLICT: "min_tokens is above max_tokens; best_of is below n; a parameter does not go with beam search or "
@@ -25,5 +27,8 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     CANCEL: "the answer is complete",
     PREVIOUS: "the answer to continue from is not stored",
     TASK: "the model's task is not that of the endpoint, or its vectors have fewer dimensions than requested",
+    IMAGE: "an image is damaged, too large or of an unknown format, there are too many of them, or a text has what "
+    "stands for an image",
+    NO_IMAGES: "the server was started without --images",
     MEMORY: "the request may need more memory than one request may have",
 }

@@ -23,6 +23,7 @@ _LOGPROB_TOLD, _ALTERNATIVE_TOLD = 600, 600  # in an answer sent as one piece of
 _PROMPT_LOGPROB, _PROMPT_ALTERNATIVE = 900, 600
 _GUIDE = 32 << 10
 _VECTOR_NUMBER = 64  # as a number, and as text in an answer
+_ROW_COPIES = 2  # of an image's rows: here, and in the engine
 _TOKENS_A_MASK_BYTE = 4  # a mask has one bit per token, here and in the engine
 
 
@@ -32,7 +33,8 @@ class RequestSize:
 
     prompt_tokens: of each prompt. max_tokens: longest continuation that `EngineRequest` asks for and max_model_len
     allows. logprobs, prompt_logprobs: number of alternatives, None for none. streams: sent tokens are forgotten.
-    vector_width: numbers in each prompt's vector. n: continuations at once; the field n_field asks for them.
+    vector_width: numbers in each prompt's vector. row_bytes: of images. n: continuations at once; the field n_field
+    asks for them.
     """
 
     prompt_tokens: Sequence[int]
@@ -45,6 +47,7 @@ class RequestSize:
     max_model_len: int
     vocab_size: int
     vector_width: int = 0
+    row_bytes: int = 0
     n_field: str = "n"
 
     @classmethod
@@ -65,6 +68,7 @@ class RequestSize:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             vector_width=requests[0].vector_width,
+            row_bytes=sum(placed.rows.nbytes for request in requests for placed in request.placed),
         )
 
     @property
@@ -79,6 +83,7 @@ class RequestSize:
             output = min(self.max_tokens, max(1, self.max_model_len - prompt))
             sequence = _SEQUENCE + _SEQUENCE_TOKEN * (prompt + output) + output * token
             total += _PROMPT + prompt * prompt_token + self.n * sequence + _VECTOR_NUMBER * self.vector_width
+        total += _ROW_COPIES * self.row_bytes
         if self.guided:
             total += self.n * len(self.prompt_tokens) * (_GUIDE + self.vocab_size // _TOKENS_A_MASK_BYTE)
         return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llmc.runtime.binding.placed_rows import PlacedRows
 from llmc.runtime.guided.shared_guides import Guide
 from llmc.runtime.outputs import RequestFailure
 from llmc.runtime.params import SamplingParams
@@ -17,8 +18,8 @@ class EngineRequest:
     deadline_s: seconds from submission until the request ends with the reason "timeout"; None: never. guide: makes a
     Guide of an empty text; called in a worker thread. index: number that its deltas carry. vector_width: numbers of the
     vector it gives in place of tokens; 0: it gives tokens. adapter: the engine's number of a LoRA adapter, 0 for none.
-    told, resumes: as in Generation. A request that resumes a continuation has n 1, and `prompt_token_ids` is the prompt
-    alone.
+    placed: rows of images in place of tokens of the prompt. told, resumes: as in Generation. A request that resumes a
+    continuation has n 1, and `prompt_token_ids` is the prompt alone.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class EngineRequest:
     index: int = 0
     vector_width: int = 0
     adapter: int = 0
+    placed: Sequence[PlacedRows] = ()
     told: Mapping[int, Sequence[int]] = field(default_factory=dict)
     resumes: int | None = None
 

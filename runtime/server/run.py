@@ -10,11 +10,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from llmc.regular_file import read_text
 from llmc.runtime.adapters.tensors import AdapterError
-from llmc.runtime.binding import GraphInfo
+from llmc.runtime.binding import ArtifactInfo, GraphInfo
 from llmc.runtime.binding.devices import is_other_rank
+from llmc.runtime.images.image_limits import ImageLimits
+from llmc.runtime.images.tower import Tower, open_tower, tower_options
 from llmc.runtime.launched_graphs import launched_graphs
 from llmc.runtime.misses.background import OnBucketNews
 from llmc.runtime.misses.options import MissOptions
@@ -57,10 +60,23 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
             raise ServerError(f"cannot read the chat template {config.chat_template}: {why}") from error
         except ValueError as error:
             raise ServerError(f"cannot read the chat template {config.chat_template}: {error}") from error
+    options = {
+        "num_threads": config.num_threads,
+        "pin_threads": config.pin_threads,
+        "idle_spin_us": config.idle_spin_us,
+        "weight_memory": config.weight_memory,
+        **config.device_options,
+    }
+
+    def open_images(path: Path, info: ArtifactInfo) -> Tower | None:
+        if config.images is None:
+            return None
+        limits = ImageLimits(images=config.max_images, bytes=config.max_body_bytes)
+        return open_tower(config.images, info, path, tower_options(options), limits)
+
     engine = AsyncEngine(
         config.artifact,
         chat_template=template,
-        num_threads=config.num_threads,
         max_num_seqs=config.max_num_seqs,
         max_tokens_per_step=config.max_num_batched_tokens,
         max_waiting=config.max_queue,
@@ -68,14 +84,12 @@ def open_engine(config: ServerConfig, on_bucket_news: OnBucketNews | None = None
         kv_bytes=config.kv_bytes,
         num_states=config.num_states,
         swap_bytes=config.swap_bytes,
-        weight_memory=config.weight_memory,
         prefix_cache=config.prefix_cache,
         misses=MissOptions(config.miss_policy, config.record_misses, on_bucket_news),
-        pin_threads=config.pin_threads,
-        idle_spin_us=config.idle_spin_us,
         guided_threads=config.guided_threads,
         speculation=config.speculation,
-        **config.device_options,
+        open_tower=open_images,
+        **options,
     )
     try:
         for name, path in config.lora:

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
+from .images import ChatImage
 from .shapes import Items, list_of, one_of, shaped, text_content
 
 _Content = Annotated[str | list[dict[str, Any]], shaped(text_content(refusals=True))]
+_Seen = Annotated[str | list[dict[str, Any]], shaped(text_content(refusals=True, image=ChatImage))]
 
 
 class CalledFunction(TypedDict):
@@ -30,7 +32,7 @@ class SaidMessage(TypedDict):
     """role: whatever the chat template knows."""
 
     role: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "assistant"}})]
-    content: _Content
+    content: _Seen
     tool_calls: NotRequired[Items[Call] | None]
 
 

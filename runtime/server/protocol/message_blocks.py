@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from .images import BlockImage
 from .shapes import list_of, one_of, shaped, text_content, text_or_list, type_of
 
 
@@ -41,7 +42,9 @@ class RedactedThinking(TypedDict):
 
 
 _TEXT = 'models here read text: give {"type": "text", "text": …}'
-_USERS_BLOCK = one_of(_TEXT, type_of, {"text": SaidText, "tool_result": ToolResult})
+_USERS_BLOCK = one_of(
+    f"{_TEXT}, or the type image", type_of, {"text": SaidText, "image": BlockImage, "tool_result": ToolResult}
+)
 _ASSISTANTS_BLOCK = one_of(
     _TEXT,
     type_of,

@@ -13,6 +13,7 @@ from .as_chat import AskedAsChat, text_of
 from .chat import ChatRequest, TemplateVariables
 from .common import Stops
 from .forms import MessagesSchemaForm
+from .images import as_chat_image
 from .message_blocks import BlockMessages, TextContent
 from .shapes import shaped
 from .tools import MessagesChoice, MessagesTools
@@ -32,7 +33,7 @@ class OutputConfig(TypedDict):
 
 
 class MessagesRequest(AskedAsChat):
-    """Blocks of text, tool_use, tool_result and thinking. An assistant's message at the end is continued."""
+    """Blocks of text, image, tool_use, tool_result and thinking. An assistant's message at the end is continued."""
 
     messages: BlockMessages
     system: TextContent | None = None
@@ -83,14 +84,15 @@ def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _user(role: str, blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    results, texts = [], []
+    results, parts = [], []
     for block in blocks:
         if block["type"] == "tool_result":
             text = text_of(block.get("content") or "")
             results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
         else:
-            texts.append(block["text"])
-    return [*results, *([{"role": role, "content": "\n".join(texts)}] if texts else [])]
+            parts.append(as_chat_image(block) if block["type"] == "image" else block)
+    content = parts if any(part["type"] != "text" for part in parts) else text_of(parts)
+    return [*results, *([{"role": role, "content": content}] if parts else [])]
 
 
 def _assistant(blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from .as_chat import text_of
+from .images import ResponseImage, as_chat_image
 from .shapes import Text, list_of, one_of, shaped, text_content, text_or_list, type_of
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -27,6 +28,7 @@ class ReasonedText(TypedDict):
 
 
 _Content = Annotated[str | list[dict[str, Any]], shaped(text_content(ItemText, refusals=True))]
+_Seen = Annotated[str | list[dict[str, Any]], shaped(text_content(ItemText, refusals=True, image=ResponseImage))]
 _Reasoned = Annotated[str | list[dict[str, Any]], shaped(text_content(ReasonedText))]
 
 
@@ -34,7 +36,7 @@ class GivenMessage(TypedDict):
     id: NotRequired[str | None]
     type: NotRequired[Literal["message"] | None]
     role: Literal["user", "assistant", "system", "developer"]
-    content: _Content
+    content: _Seen
 
 
 class GivenCall(TypedDict):
@@ -105,6 +107,16 @@ def read_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     return items
 
 
+def _content_of(content: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """The content of a message of a chat: parts if it has images."""
+    if isinstance(content, str) or all(part["type"] != "input_image" for part in content):
+        return text_of(content)
+    return [
+        as_chat_image(part) if part["type"] == "input_image" else {"type": "text", "text": text_of([part])}
+        for part in content
+    ]
+
+
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The conversation that the items describe.
 
@@ -123,7 +135,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             reasoning = ""
             continue
         if kind == "message":
-            message = {"role": item["role"], "content": text_of(item["content"])}
+            message = {"role": item["role"], "content": _content_of(item["content"])}
             messages.append(message)
         else:
             new_turn = reasoning or not messages or messages[-1]["role"] != "assistant"

@@ -93,22 +93,28 @@ class RefusalPart(TypedDict):
     refusal: str
 
 
-def text_part(said: Any = TextPart, *, refusals: bool = False) -> Any:
-    """A text part. said: a TypedDict like TextPart. refusals: whether OpenAI's refusals also count as text."""
+def text_part(said: Any = TextPart, *, refusals: bool = False, image: Any = None) -> Any:
+    """A text part. said: a TypedDict like TextPart. refusals: whether OpenAI's refusals also count as text. image: a
+    TypedDict of parts that are images instead; None: there are none."""
     kinds = get_args(get_type_hints(said)["type"])
     shapes = {"text": said, "refusal": RefusalPart} if refusals else {"text": said}
+    others = ""
+    if image is not None:
+        (other,) = get_args(get_type_hints(image)["type"])
+        shapes[other] = image
+        others = f", or the type {other}"
 
     def kind_of(value: Any) -> str | None:
         kind = type_of(value)
         return "text" if kind in kinds else kind
 
-    return one_of(f'models here read text: give {{"type": "{kinds[0]}", "text": …}}', kind_of, shapes)
+    return one_of(f'models here read text: give {{"type": "{kinds[0]}", "text": …}}{others}', kind_of, shapes)
 
 
-def text_content(said: Any = TextPart, *, refusals: bool = False) -> Any:
-    """A string, or a list of text parts."""
+def text_content(said: Any = TextPart, *, refusals: bool = False, image: Any = None) -> Any:
+    """A string, or a list of text parts, or of images."""
     kind = get_args(get_type_hints(said)["type"])[0]
-    parts = list_of(text_part(said, refusals=refusals))
+    parts = list_of(text_part(said, refusals=refusals, image=image))
     return one_of(f"give a string, or a list of parts of the type {kind}", text_or_list, {"text": str, "list": parts})
 
 

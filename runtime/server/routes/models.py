@@ -12,8 +12,9 @@ from ..context import ServerContext
 def router(server: ServerContext) -> APIRouter:
     """The endpoints; every served name is listed as a model of its own, and so is every adapter, with its parent.
 
-    artifact: the same where the same request has the same bits, as long as the servers have the same flags. role,
-    blocks: only where KV blocks are handed over; blocks is the same where those of equal tokens have the same bits.
+    artifact: the same where the same request has the same bits, as long as the servers have the same flags.
+    input_modalities: only where images are seen. role, blocks: only where KV blocks are handed over; blocks is the same
+    where those of equal tokens have the same bits.
     """
     routes = APIRouter(tags=["models"])
 
@@ -29,6 +30,7 @@ def router(server: ServerContext) -> APIRouter:
             "max_model_len": server.engine.max_model_len,
             "vocab_size": server.engine.vocab_size,
             "artifact": server.artifact_id,
+            **({} if server.images.tower is None else {"input_modalities": ["text", "image"]}),
             **server.hand_over.facts(),
         }
 

@@ -26,7 +26,7 @@ def router(server: ServerContext) -> APIRouter:
         body.check()
         tokenizer = server.tokenizer
         if body.messages is not None:
-            ids = await encode_chat_ids(
+            ids, _ = await encode_chat_ids(
                 server,
                 body.messages,
                 tools=body.tools,

@@ -182,7 +182,7 @@ def test_keys(english_artifact: Path) -> None:
     [
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0: use the role user or assistant"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "sound"}]}]},
             "messages.0.content.0: models here read text",
         ),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),

@@ -195,7 +195,10 @@ def test_answers_belong_to_their_key(english_artifact: Path) -> None:
         ({"max_tokens": 3}, "max_tokens"),
         ({"max_output_tokens": 100000}, "max_output_tokens"),
         ({"input": "a " * 3000}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input.0.content.0.image_url",
+        ),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]}, "input.0.arguments"),
         ({"input": [1] * 1000}, "input.0"),

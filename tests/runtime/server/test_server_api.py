@@ -335,7 +335,7 @@ def test_chat_messages_of_parts_and_developers(running: Running) -> None:
     assert ids[0] == ids[1]
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     error = error_of(running.post("/v1/chat/completions", messages=image), 400)
-    assert error["param"] == "messages.0.content.0"
+    assert error["param"] == "messages.0.content.0.image_url.url"
 
 
 def test_continue_final_message(running: Running, llm: LLM) -> None:
