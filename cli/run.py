@@ -58,6 +58,7 @@ Examples:
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl
   llmc run qwen.llmc --prompts questions.jsonl --output answers.jsonl --resume
   llmc run qwen.llmc --prompt "Once upon a time" --stats
+  llmc run smolvlm.llmc --images smolvlm-images.llmc --image cat.jpg --chat --prompt "What is this?"
   llmc run qwen.llmc --lora medical=adapters/medical --prompt "Diagnosis:"
   cat lines.txt | llmc run qwen.llmc --quiet --json
 """
@@ -77,7 +78,13 @@ def run_command(
     prompts: Path | None = typer.Option(
         None,
         metavar="FILE",
-        help="FILE.txt (one prompt per line) or FILE.jsonl (prompt, prompt_token_ids, or messages and tools).",
+        help="FILE.txt (one prompt per line) or FILE.jsonl (prompt, images, prompt_token_ids, messages, tools).",
+    ),
+    images: Path | None = typer.Option(
+        None, metavar="ARTIFACT", help="Artifact that encodes images, made by llmc compile --images."
+    ),
+    image: list[Path] = typer.Option(
+        [], metavar="FILE", help="Image in front of every text prompt, or at its placeholder; repeatable."
     ),
     chat: bool = typer.Option(False, "--chat", help="Apply the chat template; a prompt is the user's message."),
     output: Path | None = typer.Option(None, "-o", "--output", metavar="FILE", help="Write results to FILE."),
@@ -151,7 +158,9 @@ def run_command(
     }  # fmt: skip
     check_sampling(sampling)
     adapters = parse_adapters(lora)
-    items = with_adapters(gather_prompts(prompt, prompts, chat=chat), list(adapters))
+    if image and images is None:
+        raise typer.BadParameter("--image needs --images ARTIFACT, which llmc compile --images makes")
+    items = with_images(with_adapters(gather_prompts(prompt, prompts, chat=chat), list(adapters)), image)
     check_budget(memory_utilization, graph_reserved_memory, graph_prompt_ratio, kv_bytes)
 
     from llmc import artifact_path
@@ -197,6 +206,7 @@ def run_command(
             warmup_seconds=warmup_seconds,
             on_warm_step=None if quiet else lambda step: print(step.line(), file=sys.stderr),
             lora=adapters,
+            images=images,
         ) as llm:
             if llm.budget is not None and not quiet:
                 print(*(f"llmc: memory: {line}" for line in llm.budget.lines), sep="\n", file=sys.stderr)
@@ -204,7 +214,7 @@ def run_command(
                 _say_launched(llm, eager=device.enforce_eager)
             params = llm.default_params(**sampling)
             if output is not None:
-                identity = run_identity(artifact, items, params, chat=chat, lora=adapters)
+                identity = run_identity(artifact, items, params, chat=chat, lora=adapters, images=images)
                 results = ResultsFile(output, items, identity, resume=resume, overwrite=overwrite)
             live = None
             if output is None and not as_json:
@@ -322,6 +332,12 @@ def with_adapters(items: list[Prompt], names: Sequence[str]) -> list[Prompt]:
     return [replace(item, lora=item.lora or names[0]) for item in items]
 
 
+def with_images(items: list[Prompt], images: Sequence[Path]) -> list[Prompt]:
+    """The prompts; texts without images of their own get these."""
+    files = tuple(map(str, images))
+    return [replace(item, images=files) if item.text is not None and not item.images else item for item in items]
+
+
 def run_prompts(
     llm: LLM,
     items: Sequence[Prompt],
@@ -351,7 +367,7 @@ def run_prompts(
         records[index] = record
         summary.add(output)
 
-    prompts = [_model_input(llm, items[index], chat) for index in todo]
+    prompts = [_model_input(items[index], chat) for index in todo]
     # A bar on the terminal that shows the texts would break them up.
     torn = live is not None and sys.stdout.isatty()
     try:
@@ -365,11 +381,13 @@ def run_prompts(
     return [records[index] for index in sorted(records)], summary.as_dict(llm)
 
 
-def _model_input(llm: LLM, item: Prompt, chat: bool) -> Any:
+def _model_input(item: Prompt, chat: bool) -> Any:
     if item.token_ids is not None:
         return list(item.token_ids)
     conversation = item.as_chat()
-    return llm.encode_chat(conversation, tools=item.tools) if chat and conversation is not None else item.text
+    if chat and conversation is not None:
+        return {"messages": conversation, "tools": item.tools}
+    return {"prompt": item.text, "images": list(item.images)} if item.images else item.text
 
 
 def as_record(index: int, item: Prompt, output: RequestOutput) -> dict[str, Any]:

@@ -48,6 +48,8 @@ SERVING = ConfigFlags(
     **HTTP_LIMITS,
     generation_config=Flag("Sampling defaults; auto: the model's; none: OpenAI's.", metavar="auto|none"),
     chat_template=Flag("Jinja chat template, instead of the model's.", metavar="FILE"),
+    images=Flag("Artifact that encodes images, made by llmc compile --images.", metavar="ARTIFACT"),
+    max_images=Flag("Images of one request.", min=1, max=1024, metavar="N"),
     tool_call_parser=Flag(
         "Format of the model's tool calls: auto, none, hermes, qwen, llama3_json, mistral, gemma4, lfm2, "
         "pythonic, llama4_pythonic.",

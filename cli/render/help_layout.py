@@ -102,7 +102,8 @@ HEADINGS: Mapping[str, Headings] = {
     },
     "run": {
         "Prompts and results": (
-            "prompt", "prompts", "chat", "lora", "output", "resume", "overwrite", "stats", "quiet", "as_json",
+            "prompt", "prompts", "images", "image", "chat", "lora", "output", "resume", "overwrite", "stats", "quiet",
+            "as_json",
         ),
         "Sampling": (
             "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
@@ -136,7 +137,8 @@ HEADINGS: Mapping[str, Headings] = {
     },
     "serve": {
         "Model": (
-            "served_model_name", "generation_config", "chat_template", "tool_call_parser", "reasoning_parser",
+            "served_model_name", "images", "max_images", "generation_config", "chat_template", "tool_call_parser",
+            "reasoning_parser",
         ),
         "Network": ("host", "port", "max_body_size", "client_timeout", "ssl_certfile", "ssl_keyfile"),
         "Access": (

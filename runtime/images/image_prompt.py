@@ -48,8 +48,15 @@ class ImagePrompt:
 
 
 def text_prompt(tower: Tower | None, text: str, images: Sequence[Any], resolve: Resolve) -> ImagePrompt:
-    """A text that has the placeholder once for each image. Raises ImageError, and NoImages without a tower."""
-    return _expanded(tower, text, _looked(tower, images, resolve), "the prompt") if images else ImagePrompt(text)
+    """A text that has the placeholder once for each image; one without any has its images in front. Raises ImageError,
+    and NoImages without a tower."""
+    if not images:
+        return ImagePrompt(text)
+    pictures = _looked(tower, images, resolve)
+    assert tower is not None
+    placeholder = tower.form.placeholder
+    placed = text if placeholder in text else placeholder * len(images) + text
+    return _expanded(tower, placed, pictures, "the prompt")
 
 
 def chat_prompt(

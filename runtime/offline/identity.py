@@ -24,20 +24,25 @@ def run_identity(
     *,
     chat: bool,
     lora: Mapping[str, Path] | None = None,
+    images: Path | None = None,
 ) -> dict[str, Any]:
     """Everything that determines the results, as JSON data. With greedy sampling or a seed, equal identities give equal
     results.
 
-    lora: adapter directories by name. Raises OSError for an unreadable one.
+    lora: adapter directories by name. images: artifact that encodes images. Raises OSError for an unreadable one, and
+    for an image.
     """
     hashed = hashlib.sha256()
     for prompt in prompts:
         hashed.update(json.dumps(prompt.as_record(), sort_keys=True).encode() + b"\n")
+        for image in prompt.images:
+            hashed.update(hashlib.sha256(Path(image).read_bytes()).digest())
     identity = {
         "artifact": _artifact_digest(artifact),
         "chat": chat,
         "sampling": asdict(params),
         "prompts": {"count": len(prompts), "sha256": hashed.hexdigest()},
+        **({} if images is None else {"images": _artifact_digest(images)}),
         **({"lora": {name: _adapter_digest(path) for name, path in lora.items()}} if lora else {}),
     }
     # In the form in which it is read back: tuples as lists, keys as strings.
@@ -54,6 +59,8 @@ def difference(before: Any, now: Mapping[str, Any]) -> str | None:
         return "settings that cannot be read"
     if before.get("artifact") != now["artifact"]:
         return f"artifact {str(before.get('artifact'))[:12]} and this run has {now['artifact'][:12]}"
+    if before.get("images") != now.get("images"):
+        return "another artifact for images"
     if before.get("chat") != now["chat"]:
         return "--chat and this run has none" if before.get("chat") else "no --chat and this run has it"
     if before.get("lora") != now.get("lora"):

@@ -11,7 +11,7 @@ from llmc.regular_file import JsonError, parse_json, read_text
 from llmc.shown import shown
 
 _KEYS = ("prompt", "prompt_token_ids", "messages")
-_MORE_KEYS = ("tools", "lora")
+_MORE_KEYS = ("tools", "lora", "images")
 _MAX_FILE_BYTES = 1 << 32
 
 
@@ -23,7 +23,7 @@ class PromptError(ValueError):
 class Prompt:
     """A prompt: exactly one of a text, token ids, or the messages of a conversation, which may have tools.
 
-    lora: name of its adapter; None if not stated.
+    lora: name of its adapter; None if not stated. images: files, in front of a text or at its placeholders.
     """
 
     text: str | None = None
@@ -31,6 +31,7 @@ class Prompt:
     messages: tuple[dict[str, Any], ...] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
     lora: str | None = None
+    images: tuple[str, ...] = ()
 
     def as_record(self) -> dict[str, Any]:
         """The prompt's part of an output line; equal records mean equal prompts."""
@@ -43,10 +44,15 @@ class Prompt:
             record["tools"] = list(self.tools)
         if self.lora is not None:
             record["lora"] = self.lora
+        if self.images:
+            record["images"] = list(self.images)
         return record
 
     def as_chat(self) -> tuple[dict[str, Any], ...] | None:
         """The conversation: the messages, or the text as a user message; None for token ids."""
+        if self.text is not None and self.images:
+            parts = [{"type": "image", "image": image} for image in self.images]
+            return ({"role": "user", "content": [*parts, {"type": "text", "text": self.text}]},)
         if self.text is not None:
             return ({"role": "user", "content": self.text},)
         return self.messages
@@ -78,8 +84,8 @@ def parse_lines(lines: Iterable[str]) -> list[Prompt]:
 
 
 def parse_jsonl(lines: Iterable[str], name: str, *, may_be_empty: bool = False) -> list[Prompt]:
-    """One JSON object per line, with `prompt`, `prompt_token_ids`, or `messages` and optionally `tools`; optionally
-    `lora`.
+    """One JSON object per line, with `prompt` and optionally `images`, `prompt_token_ids`, or `messages` and optionally
+    `tools`; optionally `lora`.
 
     may_be_empty: take an empty `prompt`. Raises PromptError naming the line.
     """
@@ -113,13 +119,18 @@ def _from_record(record: Any, where: str, may_be_empty: bool) -> Prompt:
 
 def _prompt(record: dict[str, Any], key: str, where: str, may_be_empty: bool) -> Prompt:
     value, tools = record[key], record.get("tools")
+    images = record.get("images", [])
+    if not isinstance(images, list) or not all(isinstance(image, str) and image for image in images):
+        raise PromptError(f"{where}: images {shown(images)} is not a list of files")
+    if images and key != "prompt":
+        raise PromptError(f"{where} has images beside {key}: give prompt instead, or put them into the messages")
     if "tools" in record and key != "messages":
         raise PromptError(f"{where} has tools beside {key}: give messages instead, or leave tools out")
     if key == "prompt":
         if not isinstance(value, str) or not (value or may_be_empty):
             kind = "text" if may_be_empty else "non-empty text"
             raise PromptError(f"{where}: prompt {shown(value)} is not a {kind}: leave the line out")
-        return Prompt(text=value)
+        return Prompt(text=value, images=tuple(images))
     if not isinstance(value, list) or not value:
         raise PromptError(f"{where}: {key} must be a non-empty list")
     if key == "prompt_token_ids":

@@ -67,7 +67,7 @@ def test_bad_prompts_are_refused_before_anything_runs(llm: FakeLLM, prompt: list
     assert llm.engine.last_id == 0
 
 
-@pytest.mark.parametrize("prompts", [None, 5, b"ab", {"prompt": "ab"}, np.int64(3)])
+@pytest.mark.parametrize("prompts", [None, 5, b"ab", {"text": "ab"}, np.int64(3)])
 def test_what_is_no_prompt_is_named(llm: FakeLLM, prompts: Any) -> None:
     with pytest.raises(RequestError, match=r"the prompts are .*give a text, token ids or messages"):
         llm.generate(prompts)
