@@ -130,7 +130,7 @@ class LLM(Opened, VectorCalls):
         """Runs a batch of prompts (texts, token id lists, conversations); returns their outputs in input order.
 
         With images a prompt is {"prompt": text, "images": […]}, or a conversation with parts of images. An image is a
-        path, bytes, a data: URL, or an image of Pillow; its place in a text is the model's placeholder, else in front.
+        path, bytes, a data: URL, or an image of Pillow. Its place in a text is the model's placeholder, or the front.
         params: one for all, or one per prompt; None for `default_params()`.
         lora: name of a loaded adapter, one for all or one per prompt; None for the bare model.
         on_output: called with each output as its request finishes.

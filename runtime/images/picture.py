@@ -99,7 +99,7 @@ def _readable() -> Iterator[None]:
     except Image.DecompressionBombError as error:
         raise ImageError(f"an image has too many pixels: {_line(error)}") from None
     except Exception as error:  # decoders raise whatever a damaged file leads to
-        raise ImageError(f"an image cannot be decoded: {_line(error)}; give it whole, as one of {FORMATS}") from error
+        raise ImageError(f"an image cannot be decoded: {_line(error)}; give one of {', '.join(FORMATS)}") from error
 
 
 def _line(error: BaseException) -> str:

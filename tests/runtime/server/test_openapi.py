@@ -196,6 +196,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"structured_outputs": {"regex": "a", "choice": ["b"]}}),
     (CHAT, {"messages": []}),
     (CHAT, user([{"type": "image_url", "image_url": {"url": "x"}}])),
+    (CHAT, user([{"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}])),
     (CHAT, user([{"type": "text"}])),
     (CHAT, user(None)),
     (CHAT, called({"function": {}})),
@@ -253,6 +254,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (TOKENIZE, {"prompt": None}),
     (TOKENIZE, {"prompt": None, "messages": []}),
 ]
+IMAGE = "data:image/png;base64,AAAA"
 # What the document cannot say, and the code that tells it.
 BEYOND: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a " * 600}, "context_length_exceeded"),
@@ -281,6 +283,9 @@ BEYOND: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"chat_template_kwargs": {"messages_": 1}, "messages": [{"role": "", "content": "a"}]}, "chat_template"),
     (MESSAGES, forced({"name": "f"}, choice={"type": "tool", "name": "g"}), "conflicting_values"),
     (RESPONSES, {"previous_response_id": "resp_0"}, "previous_response_not_found"),
+    (CHAT, user([{"type": "image_url", "image_url": {"url": IMAGE}}]), "images_not_supported"),
+    (RESPONSES, items(*user([{"type": "input_image", "image_url": IMAGE}])["messages"]), "images_not_supported"),
+    (MESSAGES, blocks("user", {"type": "image", "source": {"type": "url", "url": IMAGE}}), "images_not_supported"),
 ]
 
 
