@@ -52,7 +52,7 @@ def given_prompt(index: int, item: Any) -> GivenPrompt:
 
 def _hint(key: Any) -> str:
     if key == "images":
-        return "put images into the messages"
+        return "images go with a text, or into the messages"
     return f"the keys are {', '.join((*_GIVEN, *_BESIDE.values()))}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _ORIENTATION = 0x0112  # of EXIF
 _TURNED = range(5, 9)
 """Orientations that exchange width and height."""
+
+_PNG_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""One of them is in a PNG with an orientation."""
 
 
 def require_pillow() -> None:
@@ -44,7 +46,7 @@ class Picture:
             with _readable():
                 image = _open(given)
                 limits.check_size(*image.size)
-                turned = image.getexif().get(_ORIENTATION) in _TURNED
+                turned = _is_turned(image, given)
             self.size: tuple[int, int] = (image.height, image.width) if turned else image.size
             self.identity = hashlib.sha256(given).digest()
             self._given: bytes | Image = given
@@ -63,6 +65,13 @@ class Picture:
             return self._given
         with _readable():
             return _as_seen(_open(self._given))
+
+
+def _is_turned(image: Image, data: bytes) -> bool:
+    """Whether the picture is seen with width and height exchanged."""
+    if image.format == "PNG" and not any(mark in data for mark in _PNG_MARKS):
+        return False  # Pillow would unpack it to look for them behind the pixels
+    return image.getexif().get(_ORIENTATION) in _TURNED
 
 
 def _open(data: bytes) -> Image:
@@ -89,9 +98,7 @@ def _readable() -> Iterator[None]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     except ImageError:
         raise
     except UnidentifiedImageError:

@@ -68,15 +68,16 @@ def test_steps_that_the_files_turn_off_change_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.stack(found), expected)
 
 
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_photographs_are_upright(orientation: int, tmp_path: Path) -> None:
+def test_photographs_are_upright(orientation: int, name: str, tmp_path: Path) -> None:
     """As transformers loads them."""
     from transformers.image_utils import load_image
 
     image = picture(40, 20)
     exif = image.getexif()
     exif[0x0112] = orientation
-    data = encoded(image, "JPEG", exif=exif)
+    data = encoded(image, name, exif=exif)
     (tmp_path / "photo.jpg").write_bytes(data)
     found = Picture(data, LIMITS)
     expected = load_image(str(tmp_path / "photo.jpg"))

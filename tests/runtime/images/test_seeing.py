@@ -164,7 +164,7 @@ def test_what_is_refused(seeing: Seeing, llm: LLM) -> None:
         llm.chat(QUESTION)
     with pytest.raises(ImageError, match=r"the request has 17 images: give at most 16"):
         llm.generate({"prompt": mark * 17, "images": 17 * [image]})
-    with pytest.raises(RequestError, match="prompt 0 has 'images' beside messages: put images into the messages"):
+    with pytest.raises(RequestError, match="prompt 0 has 'images' beside messages: images go with a text"):
         llm.generate({"messages": QUESTION, "images": [image]})
 
 
