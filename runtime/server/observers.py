@@ -78,7 +78,7 @@ class Observers:
             self.metrics = ServerMetrics(probe, {"version": __version__, "model": server.model_name})
             engine.on_record.append(self.metrics.on_record)
             if engine.tower is not None:
-                self.metrics.registry.register(ImageCollector(server.images, engine.tower))
+                self.metrics.registry.register(ImageCollector(engine.tower.stats, lambda: server.images.num_waiting))
             if server.hand_over.sends or server.hand_over.receives:
                 self.metrics.registry.register(HandOverCollector(server.hand_over.counts))
         if config.access_log:

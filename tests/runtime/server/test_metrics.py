@@ -21,9 +21,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from llmc.buckets.bucket import Bucket
 from llmc.runtime.binding.statistics import BucketMiss, EngineStats, GraphStats
+from llmc.runtime.images.tower import TowerStats
 from llmc.runtime.router.metrics import RouterMetrics
 from llmc.runtime.server.hand_over import HandOverCounts
 from llmc.runtime.server.hand_over_metrics import HandOverCollector
+from llmc.runtime.server.image_metrics import ImageCollector
 from llmc.runtime.server.metrics import FINISH_REASONS, EngineProbe, Latencies, ServerMetrics
 from llmc.runtime.server.replan_metrics import ReplanCollector
 from llmc.runtime.server.request_memory import MemoryLimits, RequestMemory
@@ -100,6 +102,7 @@ def exposed() -> dict[str, Metric]:
     state = {"num_steps": 9.5, "num_shapes": 1, "off": [], "proposal": None, "trial": None, "lost_steps": 0,
              "counts": {"kept": 1}, "top_shapes": [row]}  # fmt: skip
     metrics.registry.register(ReplanCollector(lambda: state))
+    metrics.registry.register(ImageCollector(TowerStats(), lambda: 0))
     metrics.registry.register(HandOverCollector(HandOverCounts(fallbacks=collections.Counter({"lost": 1}))))
     return {full_name(family): family for family in parse(metrics.render()[0].decode())}
 
