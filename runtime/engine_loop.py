@@ -25,6 +25,8 @@ REFUSALS = ("invalid_argument", "not_found", "out_of_range", "out_of_memory")
 
 
 _QUEUE_FULL = "queue_full"
+_MOST_ROW_BYTES = 1 << 30
+"""Of images whose requests wait in the engine: one of them may take 60 MB."""
 OnStep = Callable[[int], None]
 
 
@@ -37,6 +39,7 @@ class Job:
         self.gathered = Gathered(request.params)
         self.engine_id: int | None = None
         self.submit_ns = 0
+        self.row_bytes = 0
         make = request.make_guide
         self.guides = None if make is None else SharedGuides(make, request.params.n)
         self.told = False
@@ -68,7 +71,7 @@ class EngineLoop:
     """Runs jobs through `engine`. Several runs may be open at once; each step serves them all. steps: of the engine."""
 
     def __init__(self, engine: Any, steps: EngineSteps, max_num_seqs: int) -> None:
-        self._engine, self._steps = engine, steps
+        self._engine, self._steps, self._max_num_seqs = engine, steps, max_num_seqs
         # Enough to keep the engine's queue full, few enough that a million prompts do not fill it.
         self._window = 4 * max_num_seqs + 64
         self._jobs: dict[int, tuple[Job, list[Job]]] = {}
@@ -85,9 +88,10 @@ class EngineLoop:
         refused: Job | None = None  # the queue was full
         running: dict[int, Job] = {}
         news: list[Job] = []
+        row_bytes = 0
         try:
             while True:
-                while len(running) < self._window and (job := refused or next(waiting, None)) is not None:
+                while self._has_room(len(running), row_bytes) and (job := refused or next(waiting, None)) is not None:
                     refused = None if self._submit(job) else job
                     if refused is not None:
                         break
@@ -95,6 +99,7 @@ class EngineLoop:
                         news.append(job)
                     else:
                         running[job.engine_id] = job
+                        row_bytes += job.row_bytes
                         self._jobs[job.engine_id] = job, news
                 if not running and not news and refused is None:
                     return
@@ -107,11 +112,16 @@ class EngineLoop:
                     news.clear()
                     for job in fresh:
                         job.told = False
-                        if job.generation.done and job.engine_id is not None:
-                            running.pop(job.engine_id, None)
+                        engine_id = job.engine_id if job.generation.done else None
+                        if engine_id is not None and running.pop(engine_id, None) is not None:
+                            row_bytes -= job.row_bytes
                     yield fresh
         finally:
             self._abandon(running)
+
+    def _has_room(self, num_running: int, row_bytes: int) -> bool:
+        """Whether the engine shall have one more request. row_bytes: of those that it has."""
+        return num_running < (self._window if row_bytes < _MOST_ROW_BYTES else self._max_num_seqs)
 
     def _step(self) -> int:
         """Runs one engine step; returns its number of tokens. Raises LlmcError unless the engine survives it."""
@@ -153,6 +163,7 @@ class EngineLoop:
             # Only now: the rows of thousands of waiting requests would fill the memory.
             if placed := request.placed():
                 wants["placed"] = placed
+                job.row_bytes = sum(one.rows.nbytes for one in placed)
         except ImageError as error:
             job.generation.fail(RequestFailure("invalid_image", str(error)))
             return True

@@ -150,6 +150,25 @@ def test_many_tasks_of_one_loop(seeing: Seeing, llm: LLM) -> None:
     assert all(_same(one, expected) for one in asyncio.run(ask()))
 
 
+def test_few_requests_with_images_are_in_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows would fill the memory. Of requests without images, many wait there."""
+    monkeypatch.setattr("llmc.runtime.engine_loop._MOST_ROW_BYTES", 1)
+    submit, counts = llm.engine.submit, list[int]()
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found = submit(*arguments, **options)
+        counts.append(llm.engine.stats.num_running + llm.engine.stats.num_waiting)
+        return found
+
+    monkeypatch.setattr(llm.engine, "submit", counted)
+    outputs = llm.chat(12 * [_asked(picture(20, 20))], GREEDY)
+    assert len({output.outputs[0].token_ids for output in outputs}) == 1
+    assert max(counts) == llm.max_num_seqs
+    counts.clear()
+    llm.generate(12 * ["a cat"], GREEDY)
+    assert max(counts) == 12
+
+
 def test_what_is_refused(seeing: Seeing, llm: LLM) -> None:
     image, mark = picture(20, 20), seeing.placeholder
     with pytest.raises(ImageError, match=r"messages.0.content.1.text has the text .*, which stands for an image"):
