@@ -73,7 +73,7 @@ def resolve(config: CompileConfig, source: ModelSource | None = None) -> Resolve
     if config.speculate:
         ladder = add_verify_buckets(ladder, limits.max_num_seqs, config.speculate, limits.block_size)
     if config.images:
-        model = _with_placed_rows(config, model)
+        model = _with_placed_rows(config, model, source)
     elif config.leave_states or config.head is not None or config.mtp:
         model = _with_states(config, model)
     recipe = stored_recipe(source, model) if config.quant is None else recipe_of(config.quant, model, source)
@@ -162,7 +162,7 @@ def _with_states(config: CompileConfig, model: ModelConfig) -> ModelConfig:
     return model if model.states != "none" else replace(model, states="left")
 
 
-def _with_placed_rows(config: CompileConfig, model: ModelConfig) -> ModelConfig:
+def _with_placed_rows(config: CompileConfig, model: ModelConfig, source: ModelSource) -> ModelConfig:
     """The model with graphs in which rows of images take the place of tokens. Raises CompileError if they cannot."""
     _check_states(config, model)
     if config.leave_states or config.head is not None or config.mtp:
@@ -170,7 +170,8 @@ def _with_placed_rows(config: CompileConfig, model: ModelConfig) -> ModelConfig:
         raise CompileError(f"--images and {head} do not go together yet: leave out one of them")
     if get_family(model.model_type).tower is None:
         raise CompileError(f"llmc sees no images with {model.model_type} models; leave out --images")
-    return replace(model, states="placed")
+    placed = source.placed_config()
+    return replace(model, states=placed.states, rope=placed.rope, stacked_rows=placed.stacked_rows)
 
 
 def _check_states(config: CompileConfig, model: ModelConfig) -> None:

@@ -284,7 +284,7 @@ class Resolved:
             adapter_rank=0 if self.adapters is None else self.adapters.rank,
             num_ranks=self.ranks if self.ranks > 1 else 0,
             states_width=model.states_width,
-            takes_states=0 if model.states == "none" else STATES_USES.index(model.states),
+            takes_states=_states_use(model),
         )
 
 
@@ -294,3 +294,10 @@ def _gate_and_up(order: NDArray[np.int32]) -> NDArray[np.int32]:
     inner, first = orders.shape[1], 2 * orders.shape[1] * np.arange(len(orders))[:, None]
     rows: NDArray[np.int32] = np.concatenate((first + orders, first + inner + orders), 1).ravel().astype(np.int32)
     return rows
+
+
+def _states_use(model: ModelConfig) -> int:
+    """Index in STATES_USES."""
+    if model.states == "none":
+        return 0
+    return STATES_USES.index("placed_on_axes" if model.on_axes else model.states)

@@ -69,6 +69,7 @@ class Rope(Closed):
     theta: Positive | None
     dim: Annotated[int, Field(ge=2, le=1 << 16)]
     scaling: RopeScaling | None
+    axes: Annotated[str, Field(pattern=r"^[012]*$")] = ""
 
 
 class ResidualFactors(Closed):
@@ -213,15 +214,19 @@ class Pooled(Closed):
     dense: Annotated[list[Dense], Field(max_length=16)]
     normalised: bool
     norm_eps: Annotated[float, Field(ge=0, le=1)] | None = None
+    norm_merged: bool = False
 
 
 class Tower(Closed):
     channels: Annotated[int, Field(ge=1, le=1 << 8)]
     patch_size: Annotated[int, Field(ge=1, le=1 << 14)]
     merged: Annotated[int, Field(ge=1, le=1 << 12)]
+    frames: Annotated[int, Field(ge=1, le=1 << 8)]
     rotation: Annotated[int, Field(ge=0, le=1 << 16)]
     patch_bias: bool
     places: Annotated[int, Field(ge=0, le=1 << 24)]
+    places_side: Annotated[int, Field(ge=0, le=1 << 12)]
+    stacked: Annotated[list[Annotated[int, Field(ge=0, le=1 << 16)]], Field(max_length=1 << 8)]
 
 
 class Task(Closed):
@@ -308,6 +313,7 @@ class Model(Closed):
     states_size: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     draft_vocab_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     normed_states: bool = False
+    stacked_rows: Annotated[int, Field(ge=0, le=1 << 8)] = 0
     residual_factors: ResidualFactors | None = None
     attention_gate: bool = False
     multipliers: Multipliers | None = None

@@ -52,11 +52,13 @@ class RopeScaling:
 @dataclass(frozen=True)
 class Rope:
     """Rotary positions. theta: base of the frequencies; None for no rotation. dim: number of leading elements of a head
-    that are rotated; even."""
+    that are rotated; even. axes: of a model that sees images, a digit for each frequency: the axis of a position
+    that it follows (0 time, 1 height, 2 width); empty for models whose positions have one axis."""
 
     theta: float | None
     dim: int
     scaling: RopeScaling | None = None
+    axes: str = ""
 
     @property
     def moved_pairs(self) -> int:
@@ -279,7 +281,8 @@ class ModelConfig:
     pooled, task: None for a model that returns logits.
     states: "left" if a hidden state of each row is exported: the one after the last norm. "taken" if another model's
     states are read as well, or a tower's patches. "placed" if rows can take the place of tokens, behind the embedding.
-    fc_bias: of the linear that reads states.
+    fc_bias: of the linear that reads states. stacked_rows: of a placed row, parts behind the first one, each of which
+    is added to its token behind one of the first layers.
     states_layers: layers whose inputs are exported instead, num_layers for the last one's output. Side by side they go
     through a linear to states_size numbers; 0 for hidden_size.
     draft_vocab_size: rows of the output projection, each of a token of the vocabulary; 0 for all tokens in order.
@@ -361,6 +364,7 @@ class ModelConfig:
     states_layers: tuple[int, ...] = ()
     states_size: int = 0
     draft_vocab_size: int = 0
+    stacked_rows: int = 0
     normed_states: bool = False
     residual_factors: ResidualFactors | None = None
     attention_gate: bool = False
@@ -375,15 +379,19 @@ class ModelConfig:
     @property
     def states_width(self) -> int:
         """Numbers in a hidden state that is exported or read, or in a row that a tower reads; 0 without states."""
-        own = self.states_size or self.hidden_size if self.tower is None else self.tower.states_width
-        return 0 if self.states == "none" else own
+        if self.tower is not None:
+            return self.tower.states_width
+        if self.states == "placed":
+            return (1 + self.stacked_rows) * self.hidden_size
+        return 0 if self.states == "none" else self.states_size or self.hidden_size
 
     @property
     def output_width(self) -> int:
         """Numbers in a row of a graph's output."""
         if self.pooled is None:
             return self.vocab_size
-        return self.pooled.dense[-1].size if self.pooled.dense else self.hidden_size
+        width = self.pooled.dense[-1].size if self.pooled.dense else self.hidden_size
+        return width if self.tower is None else (1 + len(self.tower.stacked)) * width
 
     @property
     def whole_prompts(self) -> bool:
@@ -436,6 +444,11 @@ class ModelConfig:
     def has_state(self, layer: int) -> bool:
         """Whether a layer has a state, in place of keys and values or beside them."""
         return self.recurrent(layer) is not None or self.mixer_beside(layer) is not None
+
+    @property
+    def on_axes(self) -> bool:
+        """Whether rotary positions of tokens have axes: where rows of images can take their place."""
+        return self.states == "placed" and bool(self.rope.axes)
 
     @property
     def has_states(self) -> bool:

@@ -281,7 +281,8 @@ def _pooled(parts: _Parts, pooled: Pooled) -> Iterator[Target]:
 def _patches(parts: _Parts, tower: Tower) -> Iterator[Target]:
     """The linear that reads patches, which checkpoints have as a convolution whose steps are as wide as its kernel."""
     name, size = parts.layout.patches, parts.config.hidden_size
-    stored = (size, tower.channels, tower.patch_size, tower.patch_size)
+    frames = (tower.frames,) if tower.frames > 1 else ()
+    stored = (size, tower.channels, *frames, tower.patch_size, tower.patch_size)
     yield Target("patches.weight", (Source(f"{name}.weight", (size, tower.patch_width), stored),), "act", precise=True)
     if tower.patch_bias:
         yield Target("patches.bias", (Source(f"{name}.bias", (size,)),), "f32")

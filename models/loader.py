@@ -203,6 +203,6 @@ def _tensor(checkpoint: Checkpoint, source: Source) -> Tensor:
         return Stacked(parted(tensor, source.blocks), turned=source.turned)
     if len(source.shape) == 1:
         return Flattened(tensor, turned=source.turned)
-    if len(source.stored) == 4:
+    if len(source.stored) > 3:
         return Unrolled(tensor)
     return Stacked(tensor, turned=source.turned) if len(source.stored) == 3 else Transposed(tensor)

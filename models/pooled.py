@@ -32,13 +32,14 @@ class Pooled:
     It takes the first or last row of the last layer, or the mean of all, then applies the layers of `dense`. "merged"
     is of towers: `Tower.merged` consecutive rows from each sampled one on, side by side.
     normalised: whether vectors are scaled to length 1. norm_eps: of the norm before pooling; None for that of all
-    norms.
+    norms. norm_merged: the norm is of merged rows, in place of each one's own.
     """
 
     pooling: Pooling
     dense: tuple[Dense, ...] = ()
     normalised: bool = False
     norm_eps: float | None = None
+    norm_merged: bool = False
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ from llmc.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT,
 from llmc.models.families.qwen3_next import QWEN3_NEXT
 from llmc.models.families.qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
 from llmc.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from llmc.models.families.qwen_tower import QWEN2_TOWER, QWEN3_TOWER
 from llmc.models.families.siglip_tower import SIGLIP_TOWER
 from llmc.models.families.sigmoid_mixtures import DOTS1, EXAONE_MOE, GLM4_MOE, SOLAR_OPEN
 from llmc.models.families.smollm3 import SMOLLM3
@@ -215,7 +216,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-_UNNAMED = {family.model_type: family for family in (EAGLE, EAGLE_3, MTP, ONNX, PIXTRAL_TOWER, SIGLIP_TOWER)}
+_UNNAMED = {
+    family.model_type: family
+    for family in (EAGLE, EAGLE_3, MTP, ONNX, PIXTRAL_TOWER, QWEN2_TOWER, QWEN3_TOWER, SIGLIP_TOWER)
+}
 
 
 def get_family(model_type: str) -> Family:

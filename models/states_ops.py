@@ -50,13 +50,17 @@ def _(ids: Tensor, width: int) -> Tensor:
 
 
 @llmc_op("placed_rows")
-def placed_rows(x: Tensor, ids: Tensor) -> Tensor:
-    """x [T, D], with the row of the states buffer where ids i32 [T] is negative: [T, D]."""
-    return torch.where(ids[:, None] < 0, active_states().rows, x)
+def placed_rows(x: Tensor, ids: Tensor, width: int, first: int = 0, added: bool = False) -> Tensor:
+    """x [T, D], with the row of the states buffer where ids i32 [T] is negative: [T, D].
+
+    width: of the buffer's rows, of which numbers from `first` on are taken. added: to the row of x.
+    """
+    placed = active_states().rows[:, first : first + x.shape[1]]
+    return torch.where(ids[:, None] < 0, x + placed if added else placed, x)
 
 
 @placed_rows.register_fake
-def _(x: Tensor, ids: Tensor) -> Tensor:
+def _(x: Tensor, ids: Tensor, width: int, first: int = 0, added: bool = False) -> Tensor:
     return x.new_empty(x.shape)
 
 

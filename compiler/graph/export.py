@@ -13,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 from llmc.compiler.graph.nodes import OWN, ops_of
 from llmc.compiler.graph.repeats import MARKS, Repeats
 from llmc.compiler.ops.eager import define_ops
-from llmc.graphs_format import INPUTS, STATE_FIELDS, STATE_SLOTS
+from llmc.graphs_format import INPUTS, ROPE_AXES, ROPE_POSITIONS, STATE_FIELDS, STATE_SLOTS
 
 
 class _WeightsAsInputs(nn.Module):
@@ -25,7 +25,8 @@ class _WeightsAsInputs(nn.Module):
         self._hidden = [model]
 
     def forward(self, inputs: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        out: torch.Tensor = torch.func.functional_call(self._hidden[0], weights, tuple(inputs))
+        by_name = dict(zip(_inputs(self._hidden[0]), inputs, strict=True))
+        out: torch.Tensor = torch.func.functional_call(self._hidden[0], weights, kwargs=by_name)
         return out
 
 
@@ -62,7 +63,9 @@ def export_model(model: nn.Module, *, every_layer: bool = False) -> Exported:
 
 
 def _inputs(model: nn.Module) -> tuple[str, ...]:
-    return (*INPUTS, STATE_SLOTS) if getattr(model, "has_states", False) else INPUTS
+    states = (STATE_SLOTS,) if getattr(model, "has_states", False) else ()
+    axes = (ROPE_POSITIONS,) if getattr(model, "on_axes", False) else ()
+    return (*INPUTS, *states, *axes)
 
 
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -92,6 +95,7 @@ def _traced(model: nn.Module, weights: dict[str, torch.Tensor]) -> ExportedProgr
         "sample_index": {0: samples},
         "token_seq": {0: tokens},
         STATE_SLOTS: {0: seqs},
+        ROPE_POSITIONS: {0: tokens},
     }
     shapes = {
         "input_ids": (24,),
@@ -103,6 +107,7 @@ def _traced(model: nn.Module, weights: dict[str, torch.Tensor]) -> ExportedProgr
         "sample_index": (3,),
         "token_seq": (24,),
         STATE_SLOTS: (6, STATE_FIELDS),
+        ROPE_POSITIONS: (24, ROPE_AXES),
     }
     device = next(iter(weights.values())).device
     names = _inputs(model)

@@ -1,8 +1,8 @@
-"""placed_rows: rows of the states buffer take the place of tokens' rows."""
+"""placed_rows: rows of the states buffer take the place of tokens' rows, or are added to them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmc.compiler.graph.commands import Site
@@ -21,21 +21,27 @@ from llmc.compiler.ops.definition import (
 
 
 def _placed_rows(site: Site, graph: GraphParams) -> list[KernelCall]:
-    spec = KernelSpec.of("other", "placed_rows", dim=site.attributes["widths"]["x"])
+    a = site.attributes
+    spec = KernelSpec.of(
+        "other", "placed_rows", dim=a["widths"]["x"], width=a["width"], first=a["first"], added=bool(a["added"])
+    )
     return [KernelCall(spec, ("x", "ids", BufferSource.STATES, "out"))]
 
 
 def _reference(spec: KernelSpec) -> Any:
-    from llmc.compiler.targets.reference.kernels.frame import Frame, when
+    from llmc.compiler.targets.reference.kernels.frame import Frame, let, when
 
-    dim = int(spec.as_dict()["dim"])
+    p = spec.as_dict()
+    dim = int(p["dim"])
     frame = Frame(spec.symbol(), {"x": "f32", "ids": "i32", "states": "f32", "out": "f32"})
     with frame as k, k.share_elements(k.scalar(NUM_TOKENS), dim) as (row, i):
+        at = let(row * dim + i)
         # Branches, not a choice of two values: rows of tokens have no states, which may be anything.
         with when(k.raw("ids", row) < 0):
-            k.store("out", k.raw("states", row * dim + i), row * dim + i)
+            placed = k.raw("states", row * int(p["width"]) + int(p["first"]) + i)
+            k.store("out", k.raw("x", at) + placed if p["added"] else placed, at)
         with when(k.raw("ids", row) >= 0):
-            k.store("out", k.raw("x", row * dim + i), row * dim + i)
+            k.store("out", k.raw("x", at), at)
     return k.function()
 
 
@@ -44,25 +50,35 @@ def _cpu(spec: KernelSpec, target: Any) -> Any:
 
     from llmc.compiler.targets.cpu.kernels import builder as b
 
-    dim = int(spec.as_dict()["dim"])
-    full, tail = dim // b.WIDTH * b.WIDTH, dim % b.WIDTH
+    p = spec.as_dict()
+    dim = int(p["dim"])
     buffers = [("x", "float32"), ("ids", "int32"), ("states", "float32"), ("out", "float32")]
     kernel = b.Kernel.of(spec.symbol(), buffers, target)
 
-    def copy(source: b.Expr, start: b.Expr) -> None:
+    def fill(start: b.Expr, value: Callable[[b.Expr, int], b.Expr]) -> None:
+        """value: of `count` elements from one on."""
+        full, tail = dim // b.WIDTH, dim % b.WIDTH
         if full:
-            with T.serial(full // b.WIDTH) as piece:
-                at = start + piece * b.WIDTH
-                b.store_vector(k["out"], b.load_vector(source, at), at)
+            with T.serial(full) as piece:
+                b.store_vector(k["out"], value(piece * b.WIDTH, b.WIDTH), start + piece * b.WIDTH)
         if tail:
-            b.store_vector(k["out"], b.load_vector(source, start + full, tail), start + full, tail)
+            b.store_vector(k["out"], value(full * b.WIDTH, tail), start + full * b.WIDTH, tail)
 
     with kernel as k, k.share(k.scalar(NUM_TOKENS)) as row:
         token, start = b.let(k["ids"][row]), b.let(row * dim)
+        states = b.let(row * int(p["width"]) + int(p["first"]))
+
+        def own(at: b.Expr, count: int) -> b.Expr:
+            return b.load_vector(k["x"], start + at, count)
+
+        def placed(at: b.Expr, count: int) -> b.Expr:
+            found = b.load_vector(k["states"], states + at, count)
+            return own(at, count) + found if p["added"] else found
+
         with b.when(token < 0):
-            copy(k["states"], start)
+            fill(start, placed)
         with b.when(token >= 0):
-            copy(k["x"], start)
+            fill(start, own)
     return kernel.function()
 
 

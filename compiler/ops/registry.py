@@ -8,6 +8,7 @@ from pathlib import Path
 from llmc.compiler.config import CompileError
 from llmc.compiler.ops.activate import ACTIVATE
 from llmc.compiler.ops.attention import PAGED_ATTENTION
+from llmc.compiler.ops.axes import ROPE_ROWS, ROW_NUMBERS
 from llmc.compiler.ops.choose import CHOOSE_EXPERTS
 from llmc.compiler.ops.collective import ALL_GATHER, ALL_REDUCE
 from llmc.compiler.ops.definition import OpDef, Template
@@ -60,6 +61,8 @@ OPS: dict[str, OpDef] = {
         BESIDE_STATES,
         READ_STATES,
         PLACED_ROWS,
+        ROPE_ROWS,
+        ROW_NUMBERS,
         SPREAD_LOGITS,
         CHOOSE_EXPERTS,
         HELD_EXPERTS,

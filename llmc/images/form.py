@@ -20,6 +20,9 @@ MOST_PATCHES = 1 << 16
 """Of one tile."""
 _MOST_SIDE = 1 << 14
 _MOST_TEXT = 200
+_MOST_FRAMES = 16
+PLACE_WEIGHTS = 4
+"""Of a place and the next one, and of those in the next line."""
 
 
 class ImageFormError(ValueError):
@@ -33,8 +36,11 @@ class ImageForm:
     kind: which file of `kinds/` knows the rest. placeholder, placeholder_id: the token that stands for one row.
     patch_size: side of a patch in pixels. merge: patches on a side of the square that becomes one row.
     mean, std: for each channel, after pixels of 0 to 255 were multiplied by `rescale`. resample: a key of `RESAMPLES`.
-    extra: numbers that follow a patch's pixels. With rope_theta, they are the cosines and then the sines of the patch's
-    angles in two dimensions; rope_theta is the base of their frequencies.
+    frames: a patch has its pixels so many times, as a film of a picture that stands still.
+    extra: numbers that follow a patch's pixels. With places_side, the first `PLACE_WEIGHTS` are weights of neighbouring
+    places in a square table of that side, over which the picture is stretched. With rope_theta, the others are the
+    cosines and then the sines of the patch's angles in two dimensions; rope_theta is the base of their frequencies.
+    rope_alternates: frequencies of columns lie between those of lines; otherwise they are equal.
     most_patches: of the largest tile. usual_patches: counts that are worth a graph each, ascending, the largest last.
     settings: what only the kind knows.
     """
@@ -50,8 +56,11 @@ class ImageForm:
     resample: int
     most_patches: int
     usual_patches: tuple[int, ...]
+    frames: int = 1
     extra: int = 0
     rope_theta: float | None = None
+    rope_alternates: bool = True
+    places_side: int = 0
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     @property
@@ -60,8 +69,13 @@ class ImageForm:
 
     @property
     def patch_width(self) -> int:
-        """Numbers of one patch's pixels: [channels][patch_size][patch_size]."""
-        return self.channels * self.patch_size * self.patch_size
+        """Numbers of one patch's pixels: [channels][frames][patch_size][patch_size]."""
+        return self.channels * self.frames * self.patch_size * self.patch_size
+
+    @property
+    def angles(self) -> int:
+        """Numbers of one patch's angles: cosines and sines."""
+        return self.extra - (PLACE_WEIGHTS if self.places_side else 0)
 
     @property
     def states_width(self) -> int:
@@ -86,7 +100,10 @@ class ImageForm:
             "resample": self.resample,
             "most_patches": self.most_patches,
             "usual_patches": list(self.usual_patches),
+            "frames": self.frames,
             "extra": self.extra,
+            "rope_alternates": self.rope_alternates,
+            "places_side": self.places_side,
             "settings": dict(self.settings),
         }
         return found if self.rope_theta is None else {**found, "rope_theta": self.rope_theta}
@@ -111,8 +128,11 @@ class ImageForm:
             resample=table.integer("resample", 0, max(RESAMPLES)),
             most_patches=table.integer("most_patches", merge * merge, MOST_PATCHES),
             usual_patches=table.integers("usual_patches", merge * merge, MOST_PATCHES),
+            frames=table.integer("frames", 1, _MOST_FRAMES),
             extra=table.integer("extra", 0, _MOST_SIDE),
             rope_theta=table.number("rope_theta") if "rope_theta" in value else None,
+            rope_alternates=table.flag("rope_alternates"),
+            places_side=table.integer("places_side", 0, _MOST_SIDE),
             settings=table.settings("settings"),
         )
         table.check_all_read()
@@ -134,9 +154,9 @@ class ImageForm:
             )
         if any(count % merged for count in counts):
             raise ImageFormError(f"{origin} has the usual counts {shown(list(counts))}: {merged} patches make a row")
-        if (self.rope_theta is None) != (self.extra == 0) or self.extra % 4:
+        if (self.rope_theta is None) != (self.angles == 0) or self.angles < 0 or self.angles % 4:
             raise ImageFormError(
-                f"{origin} has {self.extra} extra numbers a patch and rope_theta {self.rope_theta}: angles in two "
+                f"{origin} has {self.angles} numbers of angles a patch and rope_theta {self.rope_theta}: angles in two "
                 "dimensions take a multiple of 4, and without them there are none"
             )
 
@@ -185,6 +205,12 @@ class _Table:
         if not isinstance(value, list) or not all(map(_is_number, value)):
             raise self._wrong(name, "a list of finite numbers")
         return tuple(map(float, value))
+
+    def flag(self, name: str) -> bool:
+        value = self._get(name)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
 
     def settings(self, name: str) -> dict[str, Setting]:
         value = self._get(name)

@@ -20,7 +20,8 @@ class StepInputs:
 
     positions, slot_mapping, token_seq [T]; block_tables [B, max_blocks]; context_lens [B]; query_start [B+1].
     state_slots: [B, 3], see `delta_ops`; None if no layer has a state.
-    cos_sin: float32 [max_len, rotated elements] for each of `ModelConfig.ropes`.
+    cos_sin: float32 [max_len, rotated elements] for each of `ModelConfig.ropes`. turned_at: [T], a token's row of
+    these; None for its position.
     slopes: float32 [H] with ALiBi, else None.
     expert_places: float32 [E] if another rank holds some of E experts, else None.
     """
@@ -35,6 +36,12 @@ class StepInputs:
     slopes: Tensor | None = None
     expert_places: Tensor | None = None
     state_slots: Tensor | None = None
+    turned_at: Tensor | None = None
+
+    @property
+    def cos_sin_rows(self) -> Tensor:
+        """Rows of `cos_sin` by which tokens are rotated."""
+        return self.positions if self.turned_at is None else self.turned_at
 
     @property
     def of_states(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,7 +120,7 @@ class Attention(Block):
             q_norm.weight if norms_heads and q_norm is not None else None,
             k_norm.weight if norms_heads and k_norm is not None else None,
             step.cos_sin[self.rope],
-            step.positions,
+            step.cos_sin_rows,
             step.slot_mapping,
             self.layer,
             self.num_heads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from llmc.models import ops, states_ops
+from llmc.models import axes_ops, ops, states_ops
 from llmc.models.blocks.attention import StepInputs
 from llmc.models.blocks.beside_plain import MlpBesideExperts
 from llmc.models.blocks.kinds import attention_of, feed_forward_of, has_experts
@@ -50,7 +50,7 @@ class BlocksLayer(RepeatedBlock):
         super().__init__()
         self.residual = config.residual
         self.multiplier = config.residual_multiplier
-        self.input_is_shared = layer in config.states_layers
+        self.input_is_shared = layer in config.states_layers or 0 < layer <= config.stacked_rows
         before, after = config.residual not in ("post", "sums"), config.residual in ("sandwich", "post", "sums")
         two = config.residual != "parallel" or config.parallel_norms > 1
         normed = before and (layer > 0 or config.first_norm)
@@ -124,7 +124,7 @@ class Decoder(Block):
 
     def __init__(self, config: ModelConfig, act_dtype: str, max_len: int) -> None:
         super().__init__()
-        self.config, self.has_states = config, config.has_states
+        self.config, self.has_states, self.on_axes = config, config.has_states, config.on_axes
         self.embed = Embedding(config.vocab_size, config.hidden_size, act_dtype)
         self.positions = None
         if config.learned_positions:
@@ -171,6 +171,9 @@ class Decoder(Block):
             if number in wanted:
                 found.append(x)
             x = layer(x, step)
+            if number < self.config.stacked_rows:
+                behind = (number + 1) * self.config.hidden_size
+                x = states_ops.placed_rows(x, input_ids, self.config.states_width, behind, added=True)
         return x, [*found, x] if len(self.layers) in wanted else found
 
     def entered(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -194,7 +197,7 @@ class Decoder(Block):
             x = x * self.config.embedding_multiplier
         if self.config.states == "placed":
             # The id of a placed row is negative, for which the embedding gives some row that nobody reads.
-            x = states_ops.placed_rows(x, input_ids)
+            x = states_ops.placed_rows(x, input_ids, self.config.states_width)
         if self.positions is not None:
             x = x + self.positions(positions)
         return x if self.embed_norm is None else self.embed_norm(x)
@@ -207,6 +210,12 @@ class Decoder(Block):
         if self.states_norm is None:
             return ops.gather_rows(x, sample_index)
         return states_ops.gather_rows_leaving(x, sample_index, self.states_norm(x))
+
+    def vectors(self, x: Tensor, of_layers: list[Tensor], step: StepInputs, sample_index: Tensor) -> Tensor:
+        """float32 [T, D] → float32 [S, width of a pooled model's output]. of_layers: see `through_layers`."""
+        assert self.pooled is not None
+        made: Tensor = self.pooled(x, step.query_start, step.token_seq, sample_index)
+        return made
 
     def logits(self, x: Tensor) -> Tensor:
         """float32 [S, D] → float32 [S, V]."""
@@ -228,15 +237,20 @@ class Decoder(Block):
         sample_index: Tensor,
         token_seq: Tensor,
         state_slots: Tensor | None = None,
+        rope_positions: Tensor | None = None,
     ) -> Tensor:
         """int32 inputs of one packed step (see StepInputs; sample_index [S]) → logits float32 [S, V], or a pooled
-        model's vectors. state_slots: of a model with `has_states`."""
+        model's vectors. state_slots: of a model with `has_states`. rope_positions: [T, axes] of a model `on_axes`."""
         x, ropes = self.entered(input_ids, positions)
+        turned_at = None
+        if rope_positions is not None:
+            axes, turned_at = self.config.rope.axes, axes_ops.row_numbers(positions)
+            ropes = tuple(axes_ops.rope_rows(table, rope_positions, axes) for table in ropes)
         step = StepInputs(
             positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes, self.slopes,
-            self.expert_places, state_slots,
+            self.expert_places, state_slots, turned_at,
         )  # fmt: skip
         x, of_layers = self.through_layers(x, input_ids, step)
         if self.pooled is not None:
-            return self.pooled(x, query_start, token_seq, sample_index)
+            return self.vectors(x, of_layers, step, sample_index)
         return self.logits(self.sampled(x, sample_index, of_layers))

@@ -26,7 +26,7 @@ class RepeatedBlock(Block):
 
     Its first argument is the hidden state; it returns the next one, of equal shape, and has no side effects. The
     attribute `layer` of its modules is its number. It serves only as the `layer` argument of llmc ops.
-    input_is_shared: others also read the hidden state between it and the block before.
+    input_is_shared: others also read or change the hidden state between it and the block before.
     """
 
     input_is_shared = False

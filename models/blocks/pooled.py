@@ -45,6 +45,8 @@ class PooledHead(Block):
         columns = self.merged * config.hidden_size
         if config.pooled.norm_eps is not None:
             config = replace(config, norm_eps=config.pooled.norm_eps)
+        if self.config.norm_merged:
+            config = replace(config, hidden_size=columns)
         self.norm = result_norm(config, act_dtype) if config.final_norm else None
         self.dense = nn.ModuleList()
         for dense in self.config.dense:
@@ -54,7 +56,7 @@ class PooledHead(Block):
     def forward(self, x: Tensor, query_start: Tensor, token_seq: Tensor, sample_index: Tensor) -> Tensor:
         """float32 [T, D] → float32 [S, size of the last layer, or D]."""
         pooling = self.config.pooling
-        of_all = pooling in ("mean", "merged")
+        of_all = pooling in ("mean", "merged") and not self.config.norm_merged
         if of_all and self.norm is not None:
             x = self.norm(x)
         if pooling in ("last", "merged"):

@@ -55,7 +55,8 @@ class Family:
     other_maps: of checkpoints that store the same parameters in other tensors.
     mtp: names of its layer for multi-token prediction; None if llmc knows none.
     tower: reads, from config.json and the text model's configuration, that of the model that makes rows of its images;
-    None if llmc sees no images with it.
+    None if llmc sees no images with it. placed: the text model's configuration
+    where such rows are in its texts; None if it is the same.
     generates: its models return logits unless a task asks for vectors. vectors: None if they cannot return vectors.
     """
 
@@ -68,6 +69,7 @@ class Family:
     other_maps: tuple[Callable[[ModelConfig], WeightMap], ...] = ()
     mtp: MtpLayout | None = None
     tower: Callable[[Fields, ModelConfig], ModelConfig] | None = None
+    placed: Callable[[Fields, ModelConfig], ModelConfig] | None = None
     generates: bool = True
     vectors: Vectors | None = None
 

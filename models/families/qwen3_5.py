@@ -12,9 +12,11 @@ from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.families.qwen3_next import LAYOUT, OF_LINEAR, gated_config
+from llmc.models.families.qwen_tower import read_qwen3_tower
 from llmc.models.families.with_images import (
     harmless_with_images,
     neutral_with_images,
+    on_axes,
     text_fields,
     with_one_position,
     within,
@@ -24,6 +26,8 @@ from llmc.models.mtp_layout import QWEN_MTP
 
 _STACKED = stacked(LAYOUT)
 _WITHIN, _STACKED_WITHIN = (within(layout, "visual.") for layout in (LAYOUT, _STACKED))
+_SECTIONS = (11, 11, 10)
+"""Frequencies of time, height and width in transformers, so that files may omit them."""
 Reader = Callable[[Fields, Fields], ModelConfig]
 
 
@@ -51,6 +55,10 @@ def _behind_images(read: Reader) -> Reader:
     return read_config
 
 
+def _placed(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return on_axes(config, text_fields(fields), _SECTIONS, by_turns=True)
+
+
 # Multi-token prediction, and the type of states of linear attention.
 _HARMLESS = OF_LINEAR | {"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
 # That servers read no images.
@@ -73,6 +81,8 @@ QWEN3_5 = Family(
     harmless=harmless_with_images(_HARMLESS) | _OF_SERVERS,
     neutral=neutral_with_images(_NEUTRAL),
     mtp=QWEN_MTP,
+    tower=read_qwen3_tower,
+    placed=_placed,
 )
 QWEN3_5_MOE = Family(
     "qwen3_5_moe",
@@ -82,4 +92,6 @@ QWEN3_5_MOE = Family(
     harmless=harmless_with_images(_HARMLESS) | _OF_SERVERS,
     neutral=neutral_with_images(_NEUTRAL),
     mtp=QWEN_MTP,
+    tower=read_qwen3_tower,
+    placed=_placed,
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from llmc.graphs_format import ROPE_AXES
+from llmc.models.brief import brief
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.known_keys import HARMLESS, NEUTRAL, nested
@@ -52,6 +55,44 @@ def with_one_position(fields: Fields) -> Fields:
         for name, table in tables.items()
     }
     return fields.with_values(**plain)
+
+
+def on_axes(config: ModelConfig, fields: Fields, sections: Sequence[int], *, by_turns: bool = False) -> ModelConfig:
+    """A text model whose positions have axes, since rows of images are in its texts. Others as of `_axes_of`."""
+    axes = _axes_of(fields, config.rope.dim // 2, sections, by_turns=by_turns)
+    return replace(config, rope=replace(config.rope, axes=axes))
+
+
+def _axes_of(fields: Fields, frequencies: int, sections: Sequence[int], *, by_turns: bool = False) -> str:
+    """The axis of each rotary frequency, as `Rope.axes` has it. fields: the decoder's. sections, by_turns: of files
+    that do not say how many frequencies follow time, height and width, and whether these take turns.
+
+    Raises ModelError.
+    """
+    table: Mapping[str, Any] = next((t for name in _ROPES if isinstance(t := fields.raw(name, None), dict)), {})
+    found, turns = table.get(_SHARES[0], list(sections)), table.get(_SHARES[1], by_turns)
+    fits = (
+        isinstance(found, list) and len(found) == ROPE_AXES and all(type(n) is int and 0 <= n < 1 << 16 for n in found)
+    )
+    if not fits or not isinstance(turns, bool):
+        raise ModelError(
+            f"{fields.origin}: {_SHARES[0]} {brief(found)} is not {ROPE_AXES} whole numbers, or {_SHARES[1]} "
+            f"{brief(turns)} is not true or false; download it again"
+        )
+    axes = "".join(str(axis) * count for axis, count in enumerate(found))
+    if len(axes) != frequencies:
+        raise ModelError(
+            f"{fields.origin}: {_SHARES[0]} {brief(found)} shares {len(axes)} frequencies, but a head has "
+            f"{frequencies}; download it again"
+        )
+    if not turns:
+        return axes
+    taken = ["0"] * len(axes)
+    for axis in range(1, ROPE_AXES):
+        for place in range(axis, ROPE_AXES * found[axis], ROPE_AXES):
+            if place < len(taken):
+                taken[place] = str(axis)
+    return "".join(taken)
 
 
 def within(layout: Layout, *others: str, name: str = "language_model") -> Layout:

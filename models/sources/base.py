@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -193,6 +194,10 @@ class ModelSource(ABC):
     def tower_config(self) -> ModelConfig | None:
         """The configuration of the model that makes rows of its images; None if llmc sees no images with it."""
         return None
+
+    def placed_config(self) -> ModelConfig:
+        """The configuration of a text model in whose texts rows of images take the place of tokens."""
+        return replace(self.config(), states="placed")
 
     def tower_checkpoint(self) -> Checkpoint:
         """The tensors of that model, among others."""

@@ -138,6 +138,10 @@ class FolderSource(ModelSource):
         check_known(fields.origin, of_tower, get_family(config.model_type), allow_unknown=self.allow_unknown_config)
         return config
 
+    def placed_config(self) -> ModelConfig:
+        config, placed = super().placed_config(), get_family(self.config().model_type).placed
+        return config if placed is None else placed(Fields.read(self.config_file), config)
+
     def tower_checkpoint(self) -> Checkpoint:
         """As it is stored: tools that quantize leave towers alone."""
         return FolderCheckpoint(self.path)

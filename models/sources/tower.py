@@ -41,14 +41,15 @@ class TowerSource(ModelSource):
             kind = self._model.config().model_type
             raise ModelError(f"{self.path}: llmc sees no images with {kind} models; leave out --images")
         form, tower = self._form, config.tower
-        found = (form.channels, form.patch_size, form.patches_per_row, form.extra)
-        wanted = (tower.channels, tower.patch_size, tower.merged, tower.rotation)
+        found = (form.channels, form.frames, form.patch_size, form.patches_per_row, form.extra)
+        extra = tower.states_width - tower.patch_width
+        wanted = (tower.channels, tower.frames, tower.patch_size, tower.merged, extra)
         if found != wanted:
             raise ModelError(
-                f"{self.path}: images are cut to {form.channels} channels, patches of {form.patch_size} pixels, "
-                f"{form.patches_per_row} for a row, and {form.extra} numbers for a rotation, but the model reads "
-                f"{tower.channels}, {tower.patch_size}, {tower.merged} and {tower.rotation}; download its files "
-                "again"
+                f"{self.path}: images are cut to {form.channels} channels, {form.frames} frames, patches of "
+                f"{form.patch_size} pixels, {form.patches_per_row} for a row, and {form.extra} numbers behind them, "
+                f"but the model reads {tower.channels}, {tower.frames}, {tower.patch_size}, {tower.merged} and "
+                f"{extra}; download its files again"
             )
         return replace(config, max_position_embeddings=form.most_patches)
 

@@ -6,7 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
+from llmc.graphs_format import ROPE_AXES
 from llmc.images.form import ImageForm
+from llmc.images.kinds.registry import kind_of
+from llmc.images.tiling import Tile
 from llmc.runtime.images.image_error import ImageError
 from llmc.runtime.images.rows_cache import Rows
 from llmc.runtime.images.tower import SeenPicture
@@ -46,19 +52,29 @@ def runs_of(ids: Sequence[int], seen: Sequence[SeenPicture], form: ImageForm) ->
     return found
 
 
+def places_on_axes(tile: Tile, form: ImageForm) -> tuple[npt.NDArray[np.int32], int]:
+    """(int32 [rows, 3], positions of a tile's rows in time, height and width; how much further the text goes on)."""
+    lines, columns = (count // form.merge for count in tile.grid)
+    places = np.zeros((lines, columns, ROPE_AXES), np.int32)
+    places[..., 1], places[..., 2] = np.arange(lines)[:, None], np.arange(columns)
+    return places.reshape(-1, ROPE_AXES), max(lines, columns)
+
+
 def placed_rows(
     ids: Sequence[int], seen: Sequence[SeenPicture], rows: Sequence[Rows], form: ImageForm
 ) -> tuple[PlacedRows, ...]:
     """The rows of all images at their places among the ids. rows: of each image."""
     from llmc.runtime.binding.placed_rows import PlacedRows
 
-    runs = iter(runs_of(ids, seen, form))
+    runs, on_axes = iter(runs_of(ids, seen, form)), kind_of(form).ON_AXES
     placed = []
     for one, its in zip(seen, rows, strict=True):
         begin = 0
-        for number, count in enumerate(run for tile in one.tiling.tiles for run in tile.runs):
+        runs_of_tiles = [(tile, run) for tile in one.tiling.tiles for run in tile.runs]
+        for number, (tile, count) in enumerate(runs_of_tiles):
             first, _ = next(runs)
             identity = hashlib.sha256(one.identity + number.to_bytes(4, "little")).digest()
-            placed.append(PlacedRows(first, its[begin : begin + count], identity))
+            positions, advance = places_on_axes(tile, form) if on_axes else (None, 0)
+            placed.append(PlacedRows(first, its[begin : begin + count], identity, positions, advance))
             begin += count
     return tuple(placed)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from llmc.graphs_format import STATES_USES
 from llmc.images.form import ImageForm, ImageFormError
 from llmc.images.kinds.registry import kind_of
 from llmc.images.tiling import Tiling
@@ -27,7 +28,6 @@ from llmc.runtime.images.rows_cache import RowsCache
 CACHE_BYTES = 256 << 20
 """Of encoded rows."""
 _TABLE, _SUM = "images", "sha256"
-_TAKES_ROWS = 2
 
 
 class Encoder(Protocol):
@@ -158,8 +158,11 @@ def tower_options(engine_options: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_fit(path: Path, row_width: int, patch_width: int, form: ImageForm, text: Any, text_path: Path) -> None:
     """Raises NoImages unless a tower's rows fit a text model."""
-    if text.states_use != _TAKES_ROWS:
+    use = STATES_USES[text.states_use]
+    if not use.startswith("placed"):
         raise NoImages(f"{text_path} was compiled without images: compile its model with --images")
+    if (use == "placed_on_axes") != kind_of(form).ON_AXES:
+        raise NoImages(f"{path} and {text_path} are of models of different kinds: give the images of the same model")
     if row_width != text.states_width or form.placeholder_id >= text.vocab_size:
         raise NoImages(
             f"{path} gives rows of {row_width} numbers and {text_path} takes {text.states_width}: give the images of "

@@ -30,6 +30,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "SmolVLM 256M and 500M": {"edge": 512, "patch": 16, "merge": 4, "longest": 2048},
     "SmolVLM 2.2B": {"edge": 384, "patch": 14, "merge": 3, "longest": 1536},
     "Mistral Small 3.1": {"edge": None, "patch": 14, "merge": 2, "longest": 1540},
+    "Qwen3-VL and Qwen3.5": {"least": 65536, "patch": 16, "merge": 2, "longest": 1 << 24},
 }
 
 
@@ -79,8 +80,13 @@ def test_the_client_runs(folder: Path, seeing: Seeing, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.strip()
 
 
-def _kind(path: Path, edge: int | None, patch: int, merge: int, longest: int) -> Kind:
+def _kind(path: Path, patch: int, merge: int, longest: int, edge: int | None = None, least: int | None = None) -> Kind:
     vision, pictures = {"patch_size": patch, "image_size": edge}, {"size": {"longest_edge": longest}}
+    if least is not None:
+        size = {"longest_edge": longest, "shortest_edge": least}
+        whole = {"model_type": "qwen3_vl", "image_token_id": 10, "vision_config": {"patch_size": patch}}
+        files: dict[str, Any] = {"config.json": whole, "preprocessor_config.json": {"size": size, "patch_size": patch}}
+        return kind_of(form_of(path, files))
     config: dict[str, Any] = {"model_type": "mistral3", "image_token_index": 10, "spatial_merge_size": merge}
     if edge is not None:
         config = {"model_type": "smolvlm", "image_token_id": 10, "scale_factor": merge}

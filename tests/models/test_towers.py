@@ -66,10 +66,11 @@ def test_tensors_within_a_model_and_beside_it(family: str, tmp_path: Path) -> No
     path = make_seeing(tmp_path / "m", family)
     before, file = parameters(path), path / "model.safetensors"
     tensors = load_file(file)
-    if any(name.startswith("model.vision") for name in tensors):
+    parts = ("vision", "multi", "visual")
+    if any(name.startswith(tuple(f"model.{part}" for part in parts)) for name in tensors):
         other = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     else:
-        other = {f"model.{name}" if name.startswith(("vision", "multi")) else name: t for name, t in tensors.items()}
+        other = {f"model.{name}" if name.startswith(parts) else name: t for name, t in tensors.items()}
     assert other.keys() != tensors.keys()
     save_file(other, file)
     assert parameters(path) == before
@@ -216,7 +217,7 @@ def test_an_unknown_field_can_be_ignored(tmp_path: Path) -> None:
 def test_files_that_disagree_on_patches_are_refused(tmp_path: Path) -> None:
     source = changed(make_seeing(tmp_path / "m", "mistral3"), vision__num_channels=1)
     with pytest.raises(
-        ModelError, match=r"cut to 3 channels, patches of 4 pixels, 4 for a row, and 16 numbers .* 1, 4, 4"
+        ModelError, match=r"cut to 3 channels, 1 frames, patches of 4 pixels, 4 for a row, and 16 numbers .* 1, 1, 4, 4"
     ):
         source.config()
 

@@ -35,6 +35,27 @@ MISTRAL3: Mapping[str, Any] = {
     "preprocessor_config.json": {"size": {"longest_edge": 336}, "patch_size": {"height": 14, "width": 14}},
     "processor_config.json": {"patch_size": 14, "spatial_merge_size": 2},
 }
+QWEN3_5: Mapping[str, Any] = {
+    "config.json": {
+        "model_type": "qwen3_5",
+        "image_token_id": 9,
+        "vision_config": {
+            "patch_size": 8, "hidden_size": 48, "num_heads": 3, "num_position_embeddings": 64, "spatial_merge_size": 2,
+        },
+    },
+    "preprocessor_config.json": {
+        "size": {"shortest_edge": 32 * 32, "longest_edge": 200 * 200}, "patch_size": 8, "merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+QWEN2_VL: Mapping[str, Any] = {
+    "config.json": {
+        "model_type": "qwen2_vl",
+        "image_token_id": 9,
+        "vision_config": {"patch_size": 8, "embed_dim": 48, "hidden_size": 60, "num_heads": 3},
+    },
+    "preprocessor_config.json": {"min_pixels": 32 * 32, "max_pixels": 200 * 200, "patch_size": 8},
+}
 """Files of checkpoints, by name."""
 MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16")
 

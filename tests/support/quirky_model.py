@@ -82,6 +82,7 @@ class Quirky(Decoder):
         sample_index: Tensor,
         token_seq: Tensor,
         state_slots: Tensor | None = None,
+        rope_positions: Tensor | None = None,
     ) -> Tensor:
         ropes = tuple(self.get_buffer(name) for name in self.config.rope_tables)
         step = StepInputs(positions, slot_mapping, block_tables, context_lens, query_start, token_seq, ropes)

@@ -108,7 +108,7 @@ def _tensor_attention(rows: int, p: Params, of: attentions.TensorAttention) -> L
 _UNITS: dict[str, Callable[[Params], int]] = {
     **dict.fromkeys(("embedding", "embedding_quant", "gather_rows_leaving"), _dim),
     **dict.fromkeys(("activate", "beside_states", "expert_combine", "permute_columns", "pool_rows"), _dim),
-    **dict.fromkeys(("placed_rows", "read_states"), _dim),
+    **dict.fromkeys(("placed_rows", "read_states", "rope_rows"), _dim),
     "gather_rows": lambda p: int(p["dim"]) * int(p.get("count", 1)),
     "spread_logits": lambda p: int(p["out"]),
     "held_experts": lambda p: int(p["top_k"]),

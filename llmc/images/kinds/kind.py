@@ -18,6 +18,8 @@ class Kind(ABC):
     NAME: ClassVar[str]
     MODEL_TYPES: ClassVar[tuple[str, ...]]
     """Of config.json."""
+    ON_AXES: ClassVar[bool] = False
+    """Whether rows have places on two axes in the text, line by line of each tile; otherwise they count as tokens."""
     SETTINGS: ClassVar[Mapping[str, type]]
     """Names and types of the form's settings."""
 
@@ -29,7 +31,7 @@ class Kind(ABC):
             )
         for name, kind in self.SETTINGS.items():
             value = form.settings[name]
-            if type(value) is not kind or (kind is int and not 0 < int(value) <= 1 << 16):
+            if type(value) is not kind or (kind is int and not 0 < int(value) <= 1 << 30):
                 raise ImageFormError(
                     f"the setting {name} of images of the kind {self.NAME} is {shown(value)}: compile the model's "
                     "images again"

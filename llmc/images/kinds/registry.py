@@ -6,9 +6,10 @@ from llmc.images.form import ImageForm, ImageFormError
 from llmc.images.kinds.idefics3 import Idefics3
 from llmc.images.kinds.kind import Kind
 from llmc.images.kinds.pixtral import Pixtral
+from llmc.images.kinds.qwen import Qwen
 from llmc.shown import shown
 
-_ALL: tuple[type[Kind], ...] = (Idefics3, Pixtral)
+_ALL: tuple[type[Kind], ...] = (Idefics3, Pixtral, Qwen)
 KINDS: dict[str, type[Kind]] = {kind.NAME: kind for kind in _ALL}
 """By name."""
 BY_MODEL_TYPE: dict[str, type[Kind]] = {model_type: kind for kind in _ALL for model_type in kind.MODEL_TYPES}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -11,31 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from llmc.compiler.kernel_spec import KernelSpec
-from llmc.compiler.targets.registry import resolve_target
 from llmc.models import ops, states_ops
 from llmc.models.reference import ReferenceStates, use_states
 
-from support.kernel_harness import targets_here
+from support.row_kernels import NAMES, ROWS, run
 
 pytestmark = pytest.mark.native
-NAMES = [*(target.name for target in targets_here("cooperlake", "x86-64-v4", "x86-64-v3")), "reference"]
-ROWS, USED = 7, 5
-
-
-def run(name: str, spec: KernelSpec, inputs: list[NDArray[np.generic]], width: int, folder: Path) -> None:
-    """Compares rows of a kernel with the last of `inputs`, which is what it should write; it writes no others."""
-    target = resolve_target(name)
-    target.link([target.compile(spec, None)], folder / "kernels.so")
-    kernel = ctypes.CDLL(str(folder / "kernels.so"))[spec.symbol()]
-    *read, expected = inputs
-    scalars = (ctypes.c_int64 * 8)(USED, 1, USED)
-    for tasks in (1, 2, 6):
-        out = np.full((ROWS, width), np.nan, np.float32)
-        buffers = [ctypes.c_void_p(array.ctypes.data) for array in (*read, out)]
-        for task in range(tasks):
-            kernel(*buffers, scalars, ctypes.c_int32(task), ctypes.c_int32(tasks))
-        np.testing.assert_array_equal(out[:USED], expected[:USED])
-        assert np.isnan(out[USED:]).all()
 
 
 def random(*shape: int) -> NDArray[np.float32]:
@@ -49,15 +29,19 @@ def states_of(rows: NDArray[np.float32]) -> ReferenceStates:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dim", [37, 96])
-def test_placed_rows(name: str, dim: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dim", "parts", "part"), [(37, 1, 0), (96, 1, 0), (37, 3, 2), (64, 2, 1)])
+@pytest.mark.parametrize("added", [False, True])
+def test_placed_rows(name: str, dim: int, parts: int, part: int, added: bool, tmp_path: Path) -> None:
     """The buffer's rows of tokens may be anything, NaN too: nobody wrote them."""
-    ids, x, states = np.array([3, -1, 0, -1, 2, -1, 1], np.int32), random(ROWS, dim), random(ROWS, dim)
+    ids, x, states = np.array([3, -1, 0, -1, 2, -1, 1], np.int32), random(ROWS, dim), random(ROWS, parts * dim)
     states[ids >= 0] = np.nan
+    width, first = parts * dim, part * dim
     with use_states(states_of(states)):
-        expected = states_ops.placed_rows(torch.from_numpy(x), torch.from_numpy(ids)).numpy()
-    np.testing.assert_array_equal(expected, np.where(ids[:, None] < 0, states, x))
-    run(name, KernelSpec.of("other", "placed_rows", dim=dim), [x, ids, states, expected], dim, tmp_path)
+        made = states_ops.placed_rows(torch.from_numpy(x), torch.from_numpy(ids), width, first, added).numpy()
+    own = states[:, first : first + dim]
+    np.testing.assert_array_equal(made, np.where(ids[:, None] < 0, x + own if added else own, x))
+    spec = KernelSpec.of("other", "placed_rows", dim=dim, width=width, first=first, added=added)
+    run(name, spec, [x, ids, states, made], dim, tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -67,7 +67,7 @@ def test_the_placeholder_is_the_tokenizer_s(tmp_path: Path) -> None:
     [
         (
             _changed(SMOLVLM, "config.json", model_type="llava"),
-            "is a 'llava' model: images of idefics3, mistral3, smolvlm",
+            "is a 'llava' model: images of idefics3, mistral3, qwen2_vl",
         ),
         (_changed(SMOLVLM, "config.json", scale_factor=3), "tiles of 64 pixels have 8 patches on a side"),
         (_changed(SMOLVLM, "config.json", scale_factor="2"), "field 'scale_factor' is '2' where an integer"),

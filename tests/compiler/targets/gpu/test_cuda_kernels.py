@@ -108,10 +108,13 @@ _OTHERS = [
     KernelSpec.of("other", "permute_columns", dim=96, act_dtype="bf16", rows=0),
     KernelSpec.of("gather", "pool_rows", dim=96, mean=True),
     KernelSpec.of("other", "rank_sum", rows=2, ranks=3, width=96, adds=ADDS_BIAS | ADDS_RESIDUAL),
+    *(KernelSpec.of("other", op, dim=96) for op in ("beside_states", "gather_rows_leaving", "read_states")),
     *(
-        KernelSpec.of("other", op, dim=96)
-        for op in ("beside_states", "gather_rows_leaving", "placed_rows", "read_states")
+        KernelSpec.of("other", "placed_rows", dim=96, width=288, first=first, added=added)
+        for first, added in ((0, False), (96, True))
     ),
+    KernelSpec.of("other", "rope_rows", dim=128, axes="012" * 20 + "0" * 4),
+    KernelSpec.of("other", "row_numbers"),
     KernelSpec.of("gather", "gather_rows", dim=96, count=4),
     KernelSpec.of("other", "spread_logits", dim=37, out=600),
     KernelSpec.of("other", "short_conv", channels=96, stride=128, taps=4),

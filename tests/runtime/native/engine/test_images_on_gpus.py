@@ -33,7 +33,9 @@ def compiled(root: Path, family: str, target: str, cache: Path, **fields: Any) -
 
 
 @needs_opencl
-@pytest.mark.parametrize("family", [rare("smolvlm"), rare("idefics3"), "mistral3"])
+@pytest.mark.parametrize(
+    "family", [rare("smolvlm"), rare("idefics3"), "mistral3", rare("qwen2_vl"), rare("qwen3_5"), "qwen3_vl"]
+)
 def test_images_on_opencl(
     family: str, kernel_cache: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
