@@ -29,7 +29,7 @@ class VectorFields(ApiModel):
     runs first."""
 
     model: str | None = None
-    truncate_prompt_tokens: Annotated[int, AfterValidator(_not_zero), Field(ge=-1, lt=_INT32)] | None = Field(
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=_INT32), AfterValidator(_not_zero)] | None = Field(
         None, json_schema_extra={"not": {"const": 0}}
     )
     priority: int | None = Field(None, ge=-_INT32, lt=_INT32)
