@@ -116,6 +116,7 @@ DEVICE_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "graph_order": "graph_order",
         "graph_prompt_mib": "graph_prompt_mib",
         "offload_mib": "offload_mib",
+        "offload_ring_mib": "offload_ring_mib",
         "overlap": "overlap",
         "dependent_launches": "dependent_launches",
         "cuda_library": "library",

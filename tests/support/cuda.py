@@ -44,18 +44,18 @@ _TEXT = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+, 1\) (\w+
 
 
 def stub_library(folder: Path) -> Path:
-    """The library of stub_cuda.cc, built below `folder`."""
-    return _shared(_SUPPORT / "stub_cuda.cc", folder / "libstub_cuda.so")
+    """The library of stub_cuda/, built below `folder`."""
+    return _shared(sorted((_SUPPORT / "stub_cuda").glob("*.cc")), folder / "libstub_cuda.so")
 
 
 def nccl_stub_library(folder: Path) -> Path:
     """The library of stub_nccl.cc, built below `folder`."""
-    return _shared(_SUPPORT / "stub_nccl.cc", folder / "libstub_nccl.so")
+    return _shared([_SUPPORT / "stub_nccl.cc"], folder / "libstub_nccl.so")
 
 
-def _shared(source: Path, library: Path) -> Path:
+def _shared(sources: Sequence[Path], library: Path) -> Path:
     flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{_SUPPORT}"]
-    subprocess.run(["c++", *flags, "-o", library, source, "-ldl"], check=True, capture_output=True)
+    subprocess.run(["c++", *flags, "-o", library, *sources, "-ldl"], check=True, capture_output=True)
     return library
 
 
@@ -98,7 +98,7 @@ def host_library(texts: Sequence[str], folder: Path) -> Path:
     # What only a GPU has these headers have under the same names.
     heads = [f'#include "{name}_on_host.h"' for name in ("cuda", "wgmma")]
     source.write_text("\n".join([*heads, *PORTABLE, MATRICES, *texts, *runs]))
-    return _shared(source, folder / "kernels.so")
+    return _shared([source], folder / "kernels.so")
 
 
 def pointers(text: str) -> list[tuple[str, str, bool]]:

@@ -90,9 +90,10 @@ class GpuTarget(RowsTarget):
         return self.digest_of(own, brought, spec)
 
     def launch_facts(self, spec: KernelSpec) -> tuple[int, ...]:
-        from llmc.compiler.targets.gpu.launch import launch_of
+        from llmc.compiler.targets.gpu.launch import launch_of, reads_whole_weights
 
-        return launch_of(spec, tensor_cores=self.tensor_cores).facts()
+        facts = launch_of(spec, tensor_cores=self.tensor_cores).facts()
+        return (*facts, 0, 1) if reads_whole_weights(spec) else facts
 
     def sampling_kernels(self, vocab: int) -> Sequence[KernelSpec]:
         return sampling_specs(vocab)

@@ -57,6 +57,12 @@ class Launch:
         return self.items, self.rows, self.groups, self.tile_rows, *self.stage
 
 
+def reads_whole_weights(spec: KernelSpec) -> bool:
+    """Whether a kernel that commands call reads all of its weights, so that a device may copy them ahead of it. Others
+    read some rows of a table, or the experts that tokens choose."""
+    return spec.family == "linear" and "experts" not in spec.as_dict()
+
+
 def _linear(rows: int, op: str, p: Params) -> Launch:
     """A linear layer without tensor cores."""
     if op in _HEAD_LINEARS:

@@ -106,6 +106,7 @@ constexpr int32_t kCuCapabilityMinor = 76;
 
 constexpr uint32_t kCuStreamNonBlocking = 1;
 constexpr uint32_t kCuEventDisableTiming = 2;
+constexpr uint32_t kCuWaitDefault = 0;
 constexpr int32_t kCuMemoryOfDevice = 2;
 constexpr int32_t kCuProgrammaticSerialization = 6;  // attribute of a launch
 constexpr int32_t kCuCaptureThreadLocal = 1;  // what other threads do does not disturb a capture
@@ -143,6 +144,7 @@ constexpr int32_t kCuJitErrorLogBytes = 6;
   X(StreamCreate, "cuStreamCreate", (CuStreamHandle*, uint32_t))                                               \
   X(StreamSynchronize, "cuStreamSynchronize", (CuStreamHandle))                                                \
   X(StreamQuery, "cuStreamQuery", (CuStreamHandle))                                                            \
+  X(StreamWaitEvent, "cuStreamWaitEvent", (CuStreamHandle, CuEventHandle, uint32_t))                           \
   X(StreamBeginCapture, "cuStreamBeginCapture_v2", (CuStreamHandle, int32_t))                                  \
   X(StreamEndCapture, "cuStreamEndCapture", (CuStreamHandle, CuGraph*))                                        \
   X(StreamDestroy, "cuStreamDestroy_v2", (CuStreamHandle))                                                     \

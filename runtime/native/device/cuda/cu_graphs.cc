@@ -1,11 +1,29 @@
 #include "device/cuda/cu_graphs.h"
 
 #include <algorithm>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include "device/cuda/cu_arguments.h"
 
 namespace llmc {
+namespace {
+
+// Points the operands of a command that a load brings to the ring.
+void PlaceInRing(const Artifact& artifact, const GraphRecord& graph, const RingLoad& load, uint32_t number,
+                 CuPointer ring, std::vector<CuPointer>* places) {
+  const CommandRecord& command = artifact.commands()[graph.first_command + number];
+  for (uint32_t o = 0; o < command.num_operands; ++o) {
+    const OperandRecord& operand = artifact.operands()[command.first_operand + o];
+    if (static_cast<OperandKind>(operand.kind) != OperandKind::kWeight) continue;
+    for (const RingLoad::Placed& one : load.weights) {
+      if (one.weight == operand.index) (*places)[o] = ring + one.at + operand.offset;
+    }
+  }
+}
+
+}  // namespace
 
 Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPrograms& programs,
                       const CuMemory& memory, const CuWork& work, CuStreamHandle stream, const GraphBudget& budget,
@@ -13,18 +31,22 @@ Status CuGraphs::Make(CuMachinePtr machine, const Artifact& artifact, const CuPr
                       std::unique_ptr<CuGraphs>* out) {
   const uint32_t stage = ranks == nullptr ? 0 : ranks->stage();
   std::unique_ptr<CuGraphs> made(
-      new CuGraphs(std::move(machine), work.step.get(), stream, early, std::move(ranks), std::move(nccl)));
+      new CuGraphs(std::move(machine), memory, work.step.get(), stream, early, std::move(ranks), std::move(nccl)));
   const uint64_t exchanged = HostCollective::MostFloats(artifact) * sizeof(float);
   if (exchanged > 0) {
     LLMC_RETURN_IF_ERROR(TakePinned(made->machine_, "results of other ranks", exchanged, &made->exchanged_));
   }
   LLMC_RETURN_IF_ERROR(made->TakeGathered(artifact));
-  if (early || made->nccl_ != nullptr) LLMC_RETURN_IF_ERROR(MakeStream(made->machine_, &made->captured_));
   made->graphs_.resize(artifact.graphs().size());
   for (size_t g = 0; g < artifact.graphs().size(); ++g) {
     static_cast<Launches&>(made->graphs_[g]) =
         Launches::Of(artifact, artifact.graphs()[g], programs, memory, work, stage);
     made->Divide(artifact.graphs()[g], &made->graphs_[g]);
+    made->PlanLoads(artifact, artifact.graphs()[g], stage, &made->graphs_[g]);
+  }
+  LLMC_RETURN_IF_ERROR(made->MakeWeightStream());
+  if (early || made->nccl_ != nullptr || made->weights_ != nullptr) {
+    LLMC_RETURN_IF_ERROR(MakeStream(made->machine_, &made->captured_));
   }
   CuGraphs* graphs = made.get();
   LLMC_RETURN_IF_ERROR(
@@ -51,6 +73,43 @@ void CuGraphs::Divide(const GraphRecord& record, Graph* graph) const {
   }
 }
 
+void CuGraphs::PlanLoads(const Artifact& artifact, const GraphRecord& record, uint32_t stage, Graph* graph) const {
+  const Offload& offload = memory_.offload();
+  if (offload.ring_bytes() == 0) return;
+  const std::vector<RingUse> uses = RingUsesOf(artifact, record, stage, offload.host_weights());
+  size_t use = 0;
+  for (Piece& piece : graph->pieces) {
+    std::vector<RingUse> of_piece;
+    for (; use < uses.size() && uses[use].command < graph->segments[piece.end - 1].end; ++use) {
+      of_piece.push_back(uses[use]);
+    }
+    piece.loads = PlanRing(of_piece, offload.host_weights(), offload.ring_bytes());
+    for (const RingLoad& load : piece.loads) {
+      for (const RingUse& one : of_piece) {
+        if (one.command < load.first || one.command > load.last) continue;
+        PlaceInRing(artifact, record, load, one.command, memory_.ring(), &graph->launches[one.command].places);
+      }
+      for (const RingLoad::Copy& copy : load.copies) graph->streamed_bytes += copy.bytes;
+    }
+  }
+}
+
+Status CuGraphs::MakeWeightStream() {
+  size_t most = 0;
+  for (const Graph& graph : graphs_) {
+    for (const Piece& piece : graph.pieces) most = std::max(most, piece.loads.size());
+  }
+  return most == 0 ? Status::Ok() : CuWeightStream::Make(machine_, memory_, most, &weights_);
+}
+
+uint64_t CuGraphs::NumNodes(const Graph& graph) {
+  uint64_t nodes = graph.launches.size();
+  for (const Piece& piece : graph.pieces) {
+    for (const RingLoad& load : piece.loads) nodes += load.copies.size();
+  }
+  return nodes;
+}
+
 // Of one row nothing is rearranged.
 Status CuGraphs::TakeGathered(const Artifact& artifact) {
   if (nccl_ == nullptr) return Status::Ok();
@@ -68,7 +127,8 @@ Status CuGraphs::TakeGathered(const Artifact& artifact) {
 // A kernel that begins early waits until the one before it has ended, and that one waited, too. So behind the wait all
 // earlier kernels have ended: none reads what this one writes, and none writes what it reads. Before the wait it may only
 // read weights, which no kernel writes, and scalars: those were copied before the graph's first kernel, which begins
-// behind all earlier work. Copies, and kernels that do not wait, also begin behind all earlier work.
+// behind all earlier work. Copies, and kernels that do not wait, also begin behind all earlier work. Of weights that are
+// streamed, the first reader does: CuWeightStream.
 Status CuGraphs::Launch(const OneLaunch& launch, bool behind_kernel, CuStreamHandle stream) const {
   CuArguments arguments(launch.places, scalars_);
   if (early_ && behind_kernel) {
@@ -120,14 +180,18 @@ Status CuGraphs::Instantiate(Graph* graph, uint64_t room, uint64_t* taken, bool*
   *recorded = true;
   ++num_instances_;
   instance_bytes_ += bytes;
-  num_nodes_ += graph->launches.size();
+  num_nodes_ += NumNodes(*graph);
   return Status::Ok();
+}
+
+bool CuGraphs::IsCaptured(const Graph& graph, const Piece& piece) const {
+  return early_ || JoinsOnGpu(graph.segments[piece.begin]) || !piece.loads.empty();
 }
 
 Status CuGraphs::RecordPiece(const Graph& graph, const Piece& piece, CuOwned<CuGraph, CuDestroyGraph>* out) const {
   const CuMachine& cuda = *machine_;
   CuGraph made = nullptr;
-  if (!early_ && !JoinsOnGpu(graph.segments[piece.begin])) {
+  if (!IsCaptured(graph, piece)) {
     LLMC_RETURN_IF_ERROR(cuda.Check("Making a graph", cuda->GraphCreate(&made, 0)));
     *out = {machine_, made};
     return Record(graph, graph.segments[piece.begin], made);
@@ -178,10 +242,18 @@ Status CuGraphs::Join(const OneLaunch& operands, const Launches::Segment& segmen
 }
 
 Status CuGraphs::LaunchPiece(const Graph& graph, const Piece& piece, CuStreamHandle stream) const {
+  std::optional<CuWeightStream::Run> loads;
+  if (!piece.loads.empty()) {
+    loads.emplace(*weights_, piece.loads, stream);
+    LLMC_RETURN_IF_ERROR(loads->Begin());
+  }
   for (size_t i = piece.begin; i < piece.end; ++i) {
     const Launches::Segment& segment = graph.segments[i];
     for (size_t c = segment.begin; c < segment.end; ++c) {
-      LLMC_RETURN_IF_ERROR(Launch(graph.launches[c], c > segment.begin, stream));
+      bool waits = false;
+      if (loads) LLMC_RETURN_IF_ERROR(loads->Before(c, &waits));
+      LLMC_RETURN_IF_ERROR(Launch(graph.launches[c], c > segment.begin && !waits, stream));
+      if (loads) LLMC_RETURN_IF_ERROR(loads->Behind(c));
     }
     if (JoinsOnGpu(segment)) LLMC_RETURN_IF_ERROR(JoinOnGpu(graph, segment, stream));
   }
@@ -209,19 +281,40 @@ Status CuGraphs::JoinOnGpu(const Graph& graph, const Launches::Segment& segment,
   return Status::Ok();
 }
 
+Status CuGraphs::EnqueuePiece(const Graph& graph, size_t index) const {
+  const Piece& piece = graph.pieces[index];
+  std::unique_lock<std::mutex> lock(memory_.ring_mutex(), std::defer_lock);
+  if (!piece.loads.empty()) lock.lock();
+  if (graph.execs.empty()) {
+    const Status enqueued = LaunchPiece(graph, piece, stream_);
+    if (!enqueued.ok() && weights_ != nullptr) weights_->Abandon();
+    return enqueued;
+  }
+  const CuGraphExec exec = graph.execs[index].get();
+  return exec == nullptr ? Status::Ok()
+                         : machine_->Check("Replaying a graph", (*machine_)->GraphLaunch(exec, stream_));
+}
+
 Status CuGraphs::Enqueue(uint32_t graph, const StepRows& rows) const {
   const Graph& of = graphs_[graph];
   for (size_t i = 0; i < of.pieces.size(); ++i) {
+    LLMC_RETURN_IF_ERROR(EnqueuePiece(of, i));
     const Launches::Segment& last = of.segments[of.pieces[i].end - 1];
-    if (of.execs.empty()) {
-      LLMC_RETURN_IF_ERROR(LaunchPiece(of, of.pieces[i], stream_));
-    } else if (of.execs[i].get() != nullptr) {
-      LLMC_RETURN_IF_ERROR(machine_->Check("Replaying a graph", (*machine_)->GraphLaunch(of.execs[i].get(), stream_)));
-    }
     if (last.collective == nullptr || JoinsOnGpu(last)) continue;
     LLMC_RETURN_IF_ERROR(Join(of.launches[last.joint], last, rows));
   }
   return Status::Ok();
+}
+
+Status CuGraphs::EnqueueCommand(uint32_t graph, uint32_t command) const {
+  const Graph& of = graphs_[graph];
+  const std::lock_guard<std::mutex> lock(memory_.ring_mutex());
+  for (const Piece& piece : of.pieces) {
+    for (const RingLoad& load : piece.loads) {
+      if (load.first <= command && command <= load.last) LLMC_RETURN_IF_ERROR(weights_->Copy(load, stream_));
+    }
+  }
+  return Launch(of.launches[command], false, stream_);
 }
 
 }  // namespace llmc

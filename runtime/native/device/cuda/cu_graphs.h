@@ -11,6 +11,7 @@
 #include "device/cuda/cu_memory.h"
 #include "device/cuda/cu_nccl.h"
 #include "device/cuda/cu_programs.h"
+#include "device/cuda/cu_weight_stream.h"
 #include "device/gpu/graph_budget.h"
 #include "device/gpu/graph_launches.h"
 #include "device/gpu/host_collective.h"
@@ -46,28 +47,31 @@ class CuGraphs {
   // Enqueues a graph. Of several ranks it returns behind the last result that their hosts exchange.
   Status Enqueue(uint32_t graph, const StepRows& rows) const;
   // Enqueues one command of a graph.
-  Status EnqueueCommand(uint32_t graph, uint32_t command) const {
-    return Launch(graphs_[graph].launches[command], false, stream_);
-  }
+  Status EnqueueCommand(uint32_t graph, uint32_t command) const;
+  // Bytes of weights that a step copies from the host.
+  uint64_t streamed_bytes(uint32_t graph) const { return graphs_[graph].streamed_bytes; }
   bool early() const { return early_; }
 
  private:
   using Launches = GraphLaunches<CuFunction, CuPointer>;
   using OneLaunch = Launches::Launch;
-  // Segments [begin, end), of which the GPUs join all but the last.
+  // Segments [begin, end), of which the GPUs join all but the last. loads: of the weights that it streams.
   struct Piece {
     size_t begin, end;
+    std::vector<RingLoad> loads{};
   };
   // An instance of each piece; one without launches has none.
   using Execs = std::vector<CuOwned<CuGraphExec, CuDestroyExec>>;
   struct Graph : Launches {
     uint64_t tokens = 0, samples = 0;  // rows of a step that fills it
+    uint64_t streamed_bytes = 0;
     std::vector<Piece> pieces;
     Execs execs;  // empty: its kernels are launched
   };
-  CuGraphs(CuMachinePtr machine, CuPointer scalars, CuStreamHandle stream, bool early,
+  CuGraphs(CuMachinePtr machine, const CuMemory& memory, CuPointer scalars, CuStreamHandle stream, bool early,
            std::shared_ptr<Collective> ranks, std::shared_ptr<const CuNccl> nccl)
       : machine_(std::move(machine)),
+        memory_(memory),
         scalars_(scalars),
         stream_(stream),
         early_(early),
@@ -76,28 +80,39 @@ class CuGraphs {
   // Whether the GPUs join what is behind a segment.
   bool JoinsOnGpu(const Launches::Segment& segment) const;
   void Divide(const GraphRecord& record, Graph* graph) const;
+  // Plans the loads of a graph's pieces. Operands that are streamed get their places in the ring.
+  void PlanLoads(const Artifact& artifact, const GraphRecord& record, uint32_t stage, Graph* graph) const;
+  Status MakeWeightStream();
   Status TakeGathered(const Artifact& artifact);
   // behind_kernel: the stream's work before it is a kernel of the same graph.
   Status Launch(const OneLaunch& launch, bool behind_kernel, CuStreamHandle stream) const;
   // Makes instances of a graph's pieces, as RecordGraph says.
   Status Instantiate(Graph* graph, uint64_t room, uint64_t* taken, bool* recorded);
+  // Kernels, and copies of weights.
+  static uint64_t NumNodes(const Graph& graph);
   // Bytes of a graph's instances, from those so far. Only the driver knows what one takes.
   uint64_t Expected(const Graph& graph) const {
-    return num_nodes_ == 0 ? 0 : instance_bytes_ * graph.launches.size() / num_nodes_;
+    return num_nodes_ == 0 ? 0 : instance_bytes_ * NumNodes(graph) / num_nodes_;
   }
   // Instantiates a piece. *code: kCuOutOfMemory: there is no room for it.
   Status InstantiatePiece(const Graph& graph, const Piece& piece, Execs* out, CuResult* code) const;
-  // Makes a graph of a piece: of what NCCL enqueues, and of kernels that begin early, only by capturing the stream.
+  bool IsCaptured(const Graph& graph, const Piece& piece) const;
+  // Makes a graph of a piece: of what NCCL enqueues, of kernels that begin early, and of copies beside kernels, only by
+  // capturing streams.
   Status RecordPiece(const Graph& graph, const Piece& piece, CuOwned<CuGraph, CuDestroyGraph>* out) const;
   Status Record(const Graph& graph, const Launches::Segment& segment, CuGraph into) const;
+  // Enqueues or captures a piece.
   Status LaunchPiece(const Graph& graph, const Piece& piece, CuStreamHandle stream) const;
+  Status EnqueuePiece(const Graph& graph, size_t index) const;
   // Enqueues a gathering of all rows of a graph: how many a step has, only the host knows.
   Status JoinOnGpu(const Graph& graph, const Launches::Segment& segment, CuStreamHandle stream) const;
   Status Join(const OneLaunch& operands, const Launches::Segment& segment, const StepRows& rows) const;
 
   CuMachinePtr machine_;
+  const CuMemory& memory_;
   CuPointer scalars_;
   CuStreamHandle stream_;
+  std::unique_ptr<CuWeightStream> weights_;  // nullptr: no graph streams any
   CuStream captured_;  // what is recorded by capturing: beside that, steps go on in stream_
   const bool early_;
   std::shared_ptr<Collective> ranks_;
@@ -105,7 +120,7 @@ class CuGraphs {
   CuBuffer gathered_;  // rows of one rank behind those of the other
   CuPinned exchanged_;  // operands of a collective on their way
   uint32_t num_instances_ = 0;
-  uint64_t instance_bytes_ = 0, num_nodes_ = 0;  // num_nodes_: kernels of all instances
+  uint64_t instance_bytes_ = 0, num_nodes_ = 0;  // num_nodes_: of all instances
   std::vector<Graph> graphs_;
 };
 

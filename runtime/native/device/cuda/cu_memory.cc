@@ -2,24 +2,23 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
 #include <string>
 #include <utility>
 
 #include "device/cuda/cu_staging.h"
-#include "device/gpu/file_runs.h"
 
 namespace llmc {
 
 Status CuMemory::Make(CuMachinePtr machine, const Artifact& artifact, const PoolCounts& counts, uint32_t rank,
-                      uint64_t offload_bytes, CuStreamHandle stream, std::unique_ptr<CuMemory>* out) {
+                      const OffloadOptions& offload, CuStreamHandle stream, std::unique_ptr<CuMemory>* out) {
   std::unique_ptr<CuMemory> made(new CuMemory(std::move(machine)));
   const CuMachinePtr& cuda = made->machine_;
   made->counts_ = counts;
   made->rank_ = rank;
   made->bytes_ = DeviceMemory::Of(artifact, counts, rank);
+  made->offload_ = Offload::Of(artifact, rank, offload);
   const CuDrain drain(*cuda, stream);
-  LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact, offload_bytes));
+  LLMC_RETURN_IF_ERROR(made->LoadWeights(artifact));
   LLMC_RETURN_IF_ERROR(made->MakePools(artifact, stream));
   LLMC_RETURN_IF_ERROR(made->MakeAdapters(artifact, stream));
   LLMC_RETURN_IF_ERROR(cuda->Check("Filling the GPU's memory", (*cuda)->StreamSynchronize(stream)));
@@ -29,7 +28,7 @@ Status CuMemory::Make(CuMachinePtr machine, const Artifact& artifact, const Pool
 
 Status CuMemory::CheckRoom(const Artifact& artifact) const {
   DeviceMemory taken = bytes_;
-  taken.weights -= offloaded_bytes_;
+  taken.weights += offload_.ring_bytes() - offload_.bytes();
   LLMC_RETURN_IF_ERROR(taken.CheckFits(artifact, machine_->name(), machine_->memory_bytes()));
   uint64_t free = 0;
   LLMC_RETURN_IF_ERROR(machine_->FreeBytes(&free));
@@ -106,19 +105,10 @@ Status CuMemory::LoadAdapter(uint32_t slot, const std::vector<AdapterMatrix>& ma
   return Status::Ok();
 }
 
-// Weights keep the order of the file, so that neighbours there are one copy. Offloaded ones are the last.
-Status CuMemory::LoadWeights(const Artifact& artifact, uint64_t offload_bytes) {
-  const std::vector<const WeightRecord*> named = WeightsOfRank(artifact, rank_);
-  std::vector<const WeightRecord*> ordered;
-  std::copy_if(named.begin(), named.end(), std::back_inserter(ordered), [](const auto* one) { return one != nullptr; });
-  std::sort(ordered.begin(), ordered.end(),
-            [](const WeightRecord* a, const WeightRecord* b) { return a->file_offset < b->file_offset; });
-  size_t first_offloaded = ordered.size();
-  while (first_offloaded > 0 && offloaded_bytes_ < offload_bytes) offloaded_bytes_ += ordered[--first_offloaded]->bytes;
+// Weights keep the order of the file, so that neighbours there are one copy.
+Status CuMemory::LoadWeights(const Artifact& artifact) {
   LLMC_RETURN_IF_ERROR(CheckRoom(artifact));
-
-  const FileRuns stay(ordered.data(), first_offloaded);
-  const FileRuns leave(ordered.data() + first_offloaded, ordered.size() - first_offloaded);
+  const FileRuns &stay = offload_.stay(), &leave = offload_.leave();
   CuPointer host = 0;
   if (stay.bytes() > 0) LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "weights", stay.bytes(), &weights_));
   if (leave.bytes() > 0) {
@@ -130,7 +120,10 @@ Status CuMemory::LoadWeights(const Artifact& artifact, uint64_t offload_bytes) {
                                                        static_cast<unsigned char*>(host_weights_.get()) + run.at));
     }
   }
-  for (const WeightRecord* weight : named) {
+  if (offload_.ring_bytes() > 0) {
+    LLMC_RETURN_IF_ERROR(TakeMemory(machine_, "the ring of offloaded weights", offload_.ring_bytes(), &ring_));
+  }
+  for (const WeightRecord* weight : WeightsOfRank(artifact, rank_)) {
     CuPointer at = 0;
     if (weight != nullptr) {
       at = stay.Holds(*weight) ? weights_.get() + stay.At(*weight) : host + leave.At(*weight);

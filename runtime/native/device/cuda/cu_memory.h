@@ -13,6 +13,7 @@
 #include "device/cuda/cu_handles.h"
 #include "device/gpu/device_memory.h"
 #include "device/gpu/graph_memory.h"
+#include "device/gpu/offload.h"
 #include "device/gpu/step_inputs.h"
 
 namespace llmc {
@@ -24,14 +25,18 @@ using CuWork = GraphWork<CuBuffer>;
 class CuMemory {
  public:
   // Allocates and fills all but the work. rank: whose weights and layers it is for.
-  // offload_bytes: weights to leave in the host's memory, those at the file's end. The stream's work has ended when this
-  // returns.
+  // The stream's work has ended when this returns.
   static Status Make(CuMachinePtr machine, const Artifact& artifact, const PoolCounts& counts, uint32_t rank,
-                     uint64_t offload_bytes, CuStreamHandle stream, std::unique_ptr<CuMemory>* out);
+                     const OffloadOptions& offload, CuStreamHandle stream, std::unique_ptr<CuMemory>* out);
 
   const PoolCounts& counts() const { return counts_; }
   const DeviceMemory& bytes() const { return bytes_; }
-  uint64_t offloaded_bytes() const { return offloaded_bytes_; }
+  // Weights of the host, where they lie from `host_memory` on, and the ring of the device through which they are streamed.
+  const Offload& offload() const { return offload_; }
+  const unsigned char* host_memory() const { return static_cast<const unsigned char*>(host_weights_.get()); }
+  CuPointer ring() const { return ring_.get(); }
+  // Held while work is enqueued that writes the ring and reads it: other threads may enqueue graphs that do so, too.
+  std::mutex& ring_mutex() const { return ring_mutex_; }
   // Time of reading weights and copying them to the GPU.
   uint64_t upload_ns() const { return upload_ns_; }
   // Memory for the graphs of an artifact with these weights and pools. The arena is zero once the stream's work has
@@ -61,7 +66,7 @@ class CuMemory {
   Status CheckRoom(const Artifact& artifact) const;
   Status MakePools(const Artifact& artifact, CuStreamHandle stream);
   Status MakeAdapters(const Artifact& artifact, CuStreamHandle stream);
-  Status LoadWeights(const Artifact& artifact, uint64_t offload_bytes);
+  Status LoadWeights(const Artifact& artifact);
   // Copy an entry of every layer, in the order of the stream. doing: for the error.
   Status ToHost(const char* doing, CuStreamHandle stream, PoolKind kind, uint32_t entry, unsigned char* out) const;
   Status FromHost(const char* doing, CuStreamHandle stream, PoolKind kind, uint32_t entry,
@@ -81,8 +86,10 @@ class CuMemory {
   PoolCounts counts_;
   uint32_t rank_ = 0;
   DeviceMemory bytes_;
-  uint64_t offloaded_bytes_ = 0, upload_ns_ = 0;
-  CuBuffer weights_, pool_, adapters_;
+  uint64_t upload_ns_ = 0;
+  Offload offload_;
+  CuBuffer weights_, ring_, pool_, adapters_;
+  mutable std::mutex ring_mutex_;
   CuPinned host_weights_;
   CuState at_;
   OfKinds<CuPinned> swap_;

@@ -15,6 +15,7 @@ struct FileRun {
 
 class FileRuns {
  public:
+  FileRuns() = default;
   // weights: [count], in the order of the file.
   FileRuns(const WeightRecord* const* weights, size_t count);
 

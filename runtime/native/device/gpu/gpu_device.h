@@ -17,6 +17,7 @@
 #include "device/gpu/graph_budget.h"
 #include "device/gpu/joining_graphs.h"
 #include "device/gpu/launch.h"
+#include "device/gpu/offload.h"
 #include "device/gpu/step_inputs.h"
 #include "device/gpu/swap_time.h"
 #include "device/pool_kind.h"
@@ -28,7 +29,7 @@ namespace llmc {
 struct GpuOptions {
   bool sample = true;  // draw tokens on the device, if the artifact has the kernels
   bool overlap = true;  // prepare the next step while one runs
-  uint64_t offload_bytes = 0;  // weights to leave in the host's memory
+  OffloadOptions offload;
   GraphBudget graphs;
 };
 
@@ -158,7 +159,9 @@ class GpuDevice : public Device, public CommandRunner {
   void GetStats(std::vector<DeviceStat>* out) const final {
     const uint64_t graphs = artifact_->graphs().size(), recorded = run_.graphs->num_recorded();
     *out = {{"weight_bytes", memory_->bytes().weights},
-            {"offloaded_weight_bytes", memory_->offloaded_bytes()},
+            {"offloaded_weight_bytes", memory_->offload().bytes()},
+            {"offload_ring_bytes", memory_->offload().ring_bytes()},
+            {"streamed_weight_bytes", streamed_bytes_},
             {"kv_pool_bytes", memory_->bytes().pools.blocks},
             {"arena_bytes", run_.work.arena_bytes},
             {"graph_bytes", run_.graphs->recorded_bytes()},
@@ -233,7 +236,7 @@ class GpuDevice : public Device, public CommandRunner {
       if (ranks_ != nullptr) LLMC_RETURN_IF_ERROR(JoinRanks());
       const uint32_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
       LLMC_RETURN_IF_ERROR(
-          Parts::Memory::Make(machine_, *artifact_, counts, rank, options_.offload_bytes, queue_.get(), &memory_));
+          Parts::Memory::Make(machine_, *artifact_, counts, rank, options_.offload, queue_.get(), &memory_));
       // Of several ranks, the host of rank 0 draws.
       if (options_.sample && ranks_ == nullptr) LLMC_RETURN_IF_ERROR(MakeSampling(&sampling_));
       LLMC_RETURN_IF_ERROR(MakeRunner(*artifact_, 0, &run_));
@@ -387,6 +390,7 @@ class GpuDevice : public Device, public CommandRunner {
     LLMC_RETURN_IF_ERROR(run_.graphs->Enqueue(batch.graph, {batch.num_tokens, batch.num_samples}));
     num_samples_ = batch.num_samples;
     LLMC_RETURN_IF_ERROR(Start(batch.num_samples));
+    streamed_bytes_ += run_.graphs->streamed_bytes(batch.graph);
     HostTime& time = launches(batch.graph) ? launched_ : replayed_;
     ++time.steps;
     time.ns += MonotonicNs() - begin;
@@ -425,6 +429,7 @@ class GpuDevice : public Device, public CommandRunner {
     uint64_t steps = 0, ns = 0;
   };
   HostTime replayed_, launched_;
+  uint64_t streamed_bytes_ = 0;  // weights that all steps have copied from the host
   OfKinds<uint64_t> num_saved_, num_loaded_;
 };
 

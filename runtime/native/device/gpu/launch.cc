@@ -16,6 +16,8 @@ uint64_t GpuLaunch::GroupsIn(const GraphRecord& graph) const {
   return std::clamp<uint64_t>(tiles * groups, 1, kMostGroups);
 }
 
+bool ReadsWholeWeights(const KernelRecord& kernel) { return kernel.launch[4] == 0 && kernel.launch[5] == 1; }
+
 Status UnsupportedArtifact(const Artifact& artifact, const std::string& what) {
   return Status::Error(LLMC_ERR_UNSUPPORTED_TARGET, "the artifact '" + artifact.directory() + "' " + what);
 }

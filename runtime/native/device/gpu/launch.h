@@ -16,6 +16,9 @@ struct GpuLaunch {
   uint64_t GroupsIn(const GraphRecord& graph) const;
 };
 
+// Whether a command that calls the kernel reads all bytes of its weights. False: some of them, or nobody knows.
+bool ReadsWholeWeights(const KernelRecord& kernel);
+
 Status UnsupportedArtifact(const Artifact& artifact, const std::string& what);
 // Checks that the artifact is for devices of `kind` at a level of at most max_level, and uses nothing that these lack.
 Status CheckGpuTarget(const Artifact& artifact, const std::string& kind, uint32_t max_level);

@@ -43,6 +43,7 @@ class ClGraphs {
   }
   // Forms of a graph, which Enqueue uses in turn.
   size_t num_forms(uint32_t graph) const { return std::max<size_t>(graphs_[graph].recordings.size(), 1); }
+  uint64_t streamed_bytes(uint32_t) const { return 0; }  // kernels read offloaded weights in place
   // Enqueues a graph. Of several ranks it returns behind the last result that they exchange.
   Status Enqueue(uint32_t graph, const StepRows& rows);
   // Enqueues one command of a graph.

@@ -2,21 +2,16 @@
 
 namespace llmc {
 Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const PoolCounts& counts,
-                      uint32_t rank, uint64_t offload_bytes, cl_command_queue queue, std::unique_ptr<ClMemory>* out) {
+                      uint32_t rank, const OffloadOptions& offload, cl_command_queue queue, std::unique_ptr<ClMemory>* out) {
   std::unique_ptr<ClMemory> made(new ClMemory(std::move(machine)));
   made->counts_ = counts;
   made->rank_ = rank;
   made->bytes_ = DeviceMemory::Of(artifact, counts, rank);
-  const std::vector<const WeightRecord*> weights = WeightsOfRank(artifact, rank);
-  made->first_offloaded_ = weights.size();
-  while (made->first_offloaded_ > 0 && made->offloaded_bytes_ < offload_bytes) {
-    const WeightRecord* weight = weights[--made->first_offloaded_];
-    made->offloaded_bytes_ += weight == nullptr ? 0 : weight->bytes;
-  }
+  made->offload_ = Offload::Of(artifact, rank, offload);
   made->slots_ = artifact.shape().adapters;
   made->num_slots_ = artifact.shape().adapter_slots;
   DeviceMemory taken = made->bytes_;
-  taken.weights -= made->offloaded_bytes_;
+  taken.weights -= made->offload_.bytes();
   LLMC_RETURN_IF_ERROR(taken.CheckFits(artifact, made->machine_->name(), made->machine_->memory_bytes()));
 
   const auto num_layers = static_cast<size_t>(artifact.model().num_layers);
@@ -77,7 +72,7 @@ Status ClMemory::LoadWeights(const Artifact& artifact, cl_command_queue queue) {
   std::vector<unsigned char> host;
   for (const WeightRecord* weight : WeightsOfRank(artifact, rank_)) {
     // Offloaded weights stay on the host: kernels read them over the bus at each use.
-    const bool stays = state_.weights.size() >= first_offloaded_;
+    const bool stays = offload_.host_weights()[state_.weights.size()].bytes > 0;
     const cl_bitfield flags = stays ? kClMemReadOnly | kClMemAllocHostPtr : kClMemReadOnly;
     state_.weights.emplace_back();
     if (weight == nullptr) continue;

@@ -12,6 +12,7 @@
 #include "device/adapters.h"
 #include "device/gpu/device_memory.h"
 #include "device/gpu/graph_memory.h"
+#include "device/gpu/offload.h"
 #include "device/gpu/owned.h"
 #include "device/gpu/step_inputs.h"
 #include "device/opencl/cl_machine.h"
@@ -34,14 +35,14 @@ using ClWork = GraphWork<ClBuffer>;
 
 class ClMemory {
  public:
-  // Allocates and fills all but the work. rank: whose weights and layers it is for.
-  // offload_bytes: weights to leave in the host's memory, the last ones. The queue's work has ended when this returns.
+  // Allocates and fills all but the work. rank: whose weights and layers it is for. offload: without a ring. The queue's
+  // work has ended when this returns.
   static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const PoolCounts& counts,
-                     uint32_t rank, uint64_t offload_bytes, cl_command_queue queue, std::unique_ptr<ClMemory>* out);
+                     uint32_t rank, const OffloadOptions& offload, cl_command_queue queue, std::unique_ptr<ClMemory>* out);
 
   const PoolCounts& counts() const { return counts_; }
   const DeviceMemory& bytes() const { return bytes_; }
-  uint64_t offloaded_bytes() const { return offloaded_bytes_; }
+  const Offload& offload() const { return offload_; }
   // Memory for the graphs of an artifact with these weights and pools. The arena is zero once the queue's work has
   // ended.
   Status MakeWork(const Artifact& artifact, cl_command_queue queue, ClWork* out) const;
@@ -81,8 +82,7 @@ class ClMemory {
   PoolCounts counts_;
   uint32_t rank_ = 0;
   DeviceMemory bytes_;
-  uint64_t offloaded_bytes_ = 0;
-  size_t first_offloaded_ = 0;
+  Offload offload_;
   ClState state_, saved_;  // saved_: keys and values in the swap space
   std::vector<AdapterSlot> slots_;  // [linear with a pool]
   uint32_t num_slots_ = 0;

@@ -20,7 +20,7 @@ Status Open(const DeviceOptions& given, std::unique_ptr<OpenDevice>* out) {
   reader.Flag("sample", &options.sample);
   uint32_t offload_mib = 0;
   reader.Number("offload_mib", UINT32_MAX, &offload_mib);
-  options.offload_bytes = uint64_t{offload_mib} << 20;
+  options.offload = {uint64_t{offload_mib} << 20, 0};
   reader.Text("cache", &options.cache_folder);
   reader.Flag("overlap", &options.overlap);
   reader.Number("local_rank", 1024, &choice.local_rank);
