@@ -1,6 +1,7 @@
 // Offload: which weights of a rank stay in the host's memory, and the ring through which they are streamed.
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "artifact/artifact.h"
@@ -20,8 +21,15 @@ struct OffloadOptions {
 
 class Offload {
  public:
-  // Takes the last weights of the file, until enough is saved or no more are left. Vectors stay on the device, such as
-  // weights of norms and biases: they are small, and each would be a copy of its own.
+  Offload() = default;
+  // Takes weights until enough is saved or no more are left, the last ones of the file first in each of these groups:
+  //
+  // 1. embeddings and experts: a step reads rows of them, or those that tokens choose, in place;
+  // 2. weights that linear layers read whole, which are streamed;
+  // 3. such ones with more than an eighth of the bytes to save, for the ring has to hold two; and all others, which many
+  //    groups of a kernel may read, as rotations do their table.
+  //
+  // Vectors stay on the device, such as weights of norms and biases: they are small, and each would be a copy of its own.
   static Offload Of(const Artifact& artifact, uint32_t rank, const OffloadOptions& options);
 
   uint64_t bytes() const { return bytes_; }  // of offloaded weights
@@ -33,10 +41,12 @@ class Offload {
   const std::vector<HostWeight>& host_weights() const { return host_weights_; }
 
  private:
-  // Takes weights until at least that many bytes are taken. False: no more are left.
-  bool Take(const std::vector<const WeightRecord*>& named, uint64_t bytes);
+  explicit Offload(std::vector<const WeightRecord*> named) : named_(std::move(named)) {}
+  // Takes weights until at least that many bytes are taken. order: all that may be taken. False: no more are left.
+  bool Take(const std::vector<const WeightRecord*>& order, uint64_t bytes);
   uint64_t FittingRing(const Artifact& artifact, uint32_t stage) const;
 
+  std::vector<const WeightRecord*> named_;  // weights of the rank, as operands name them; nullptr: of other ranks
   uint64_t bytes_ = 0, ring_bytes_ = 0;
   FileRuns stay_, leave_;
   std::vector<HostWeight> host_weights_;
