@@ -9,7 +9,7 @@ from typing import Any
 from llmc.machine import available_memory
 from llmc.runtime.warm_up.budget import Budget, BudgetOptions, plan_budget, size_order
 from llmc.runtime.warm_up.cut_steps import least_cut_rows
-from llmc.runtime.warm_up.device_budget import device_memory, plan_on_device
+from llmc.runtime.warm_up.device_budget import device_room, plan_on_device
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan, WarmUp
 
 from .binding import Artifact, ArtifactInfo, GraphInfo
@@ -32,10 +32,10 @@ def decide_budget(
     if num_blocks:
         raise RequestError(f"num_blocks {num_blocks} leaves a budget nothing to decide: give kv_bytes instead")
     graphs = artifact.graphs()
-    free = device_memory(artifact.info.target_kind, device_options or {})
+    room = device_room(artifact.info, device_options or {})
     beside = draft_memory(draft)
-    if free is not None:
-        return plan_on_device(artifact.info, graphs, size_order(graphs), free, options, beside)
+    if room is not None:
+        return plan_on_device(artifact.info, graphs, size_order(graphs), room, options, beside)
     cut_rows = least_cut_rows(artifact.path, artifact.info, device_options or {})
     return plan_budget(artifact.info, graphs, size_order(graphs), available_memory(), options, beside, cut_rows)
 

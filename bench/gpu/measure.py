@@ -36,6 +36,8 @@ _CHUNKS = (1, 8, 9, 33)
 _WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "launches": {"eager": 1}, "some graphs": {"graph_mib": 2}}
 _IN_TURN = "graphs in turn"
 """Of a target with +dependent: each kernel begins when the one before it has ended, to see what the option gains."""
+_STREAMED, _IN_PLACE = "streamed", "read in place"
+"""Half of the weights are on the host: copied ahead of kernels, or read by them over the bus."""
 
 
 class Steps:
@@ -89,7 +91,9 @@ def same(a: Logits, b: Logits) -> bool:
 def ways_of(artifact: Artifact) -> dict[str, dict[str, Any]]:
     """Options of the device for each way to run an artifact."""
     dependent = "+dependent" in artifact.info.target_name
-    return {**_WAYS, **({_IN_TURN: {"dependent_launches": 0}} if dependent else {})}
+    half = {"offload_mib": max(1, artifact.info.rank_weight_bytes >> 21)}
+    on_host = {_STREAMED: half, _IN_PLACE: {**half, "offload_ring_mib": 0}}
+    return {**_WAYS, **on_host, **({_IN_TURN: {"dependent_launches": 0}} if dependent else {})}
 
 
 def judge_conformance(program: Path, artifact: Path, library: list[str], limit_s: float) -> None:
@@ -145,7 +149,7 @@ def judge_numbers(artifact: Artifact, tokens: list[int], expected: Logits | None
         )
         check("parity with torch in float32", worst <= _BOUND, f"largest error {worst:.2e} of the largest logit")
     bits = all(same(np.array(found[0]), np.array(other)) for other in found[1:])
-    check("bit-exactness", bits, "chunks of few rows and of many, company, graphs and launches")
+    check("bit-exactness", bits, "chunks of few rows and of many, company, graphs and launches, weights on the host")
 
 
 def _in_chunks(steps: Steps, prefill: int, decode: int, tokens: Sequence[int]) -> Logits:
@@ -172,17 +176,21 @@ def seconds_of(work: Callable[[], object], at_least_s: float) -> float:
 
 
 def measure(
-    artifact: Artifact, at_least_s: float, least_s: Callable[[Sequence[tuple[int, int]]], float]
+    artifact: Artifact,
+    at_least_s: float,
+    least_s: Callable[[Sequence[tuple[int, int]]], float],
+    bus_bytes_s: float,
 ) -> list[dict[str, Any]]:
-    """Of every bucket, by graphs, launches and graphs in turn: seconds of a full step until its logits are on the host,
-    and the host's microseconds for enqueueing its graph.
+    """Of every bucket, by graphs, launches, graphs in turn, and graphs whose weights are on the host: seconds of a full
+    step until its logits are on the host, and the host's microseconds for enqueueing its graph.
 
-    least_s: of a step, by each sequence's (new tokens, position of the first).
+    least_s: of a step, by each sequence's (new tokens, position of the first). bus_bytes_s: what copies of pinned memory
+    reach; of_bus is the fraction of it at which a step streams weights.
     """
     rows = []
     graphs, ways = artifact.graphs(), ways_of(artifact)
     size = artifact.info.block_size
-    for name in ("graphs", "launches", *({_IN_TURN} & ways.keys())):
+    for name in ("graphs", "launches", _STREAMED, _IN_PLACE, *({_IN_TURN} & ways.keys())):
         length = max(graph.max_blocks_per_seq for graph in graphs) * size
         seqs = max(graph.max_seqs for graph in graphs)
         with Replayer(artifact, num_blocks=Steps.blocks(artifact, seqs, length), **ways[name]) as replayer:
@@ -194,17 +202,29 @@ def measure(
                 parts = [(seq, [7] * each, last) for seq in range(min(graph.max_seqs, graph.max_tokens))]
                 before = replayer.device_stats()
                 step_s = seconds_of(partial(steps.run, index, parts), at_least_s)
-                host_us = mean_host_us(before, replayer.device_stats())
+                after = replayer.device_stats()
+                host_us = mean_host_us(before, after)
+                of_bus = streamed_bytes(before, after) / step_s / bus_bytes_s
                 bucket = bucket_of(graph)
                 tokens_s, of_limit = each * len(parts) / step_s, least_s([(each, last)] * len(parts)) / step_s
                 rows.append(
                     {"bucket": bucket, "by": name, "step_s": step_s, "tokens_s": tokens_s, "of_limit": of_limit,
-                     "host_us": host_us}
+                     "host_us": host_us, "of_bus": of_bus}
                 )  # fmt: skip
                 took = f"{1e3 * step_s:9.3f} ms  {tokens_s:10.0f} tokens/s"
                 share = f"{100 * of_limit:5.1f} % of the limit"
-                say(f"    {bucket:18} {name:14} {took}  {share}  {host_us:7.1f} us of the host")
+                bus = f"  {100 * of_bus:5.1f} % of the bus" if of_bus else ""
+                say(f"    {bucket:18} {name:14} {took}  {share}  {host_us:7.1f} us of the host{bus}")
     return rows
+
+
+def _steps(stats: dict[str, int]) -> int:
+    return stats["replayed_steps"] + stats["launched_steps"]
+
+
+def streamed_bytes(before: dict[str, int], after: dict[str, int]) -> float:
+    """Bytes of weights that a step between two readings of a device's statistics has copied from the host."""
+    return (after["streamed_weight_bytes"] - before["streamed_weight_bytes"]) / (_steps(after) - _steps(before))
 
 
 def mean_host_us(before: dict[str, int], after: dict[str, int]) -> float:
@@ -347,7 +367,7 @@ class Bench:
         with Artifact(path) as artifact:
             info, limits = artifact.info, Limits(**self._report.found["limits"])
             needs = Model.of(self._shape, info.weight_bytes, info.kv_block_bytes // info.block_size)
-            return measure(artifact, self._given.seconds, partial(needs.least_s, limits))
+            return measure(artifact, self._given.seconds, partial(needs.least_s, limits), limits.upload_bytes_s)
 
     def baseline(self, path: Path) -> dict[str, Any]:
         """Seconds of a step of each judged bucket."""

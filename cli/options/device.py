@@ -69,7 +69,7 @@ class DeviceFlags:
             min=0,
             max=65536,
             metavar="GIB",
-            help="On a GPU: weights that stay in the host's memory.",
+            help="On a GPU: memory to save by weights that stay on the host; CUDA streams them.",
         ),
     ] = 0.0
 

@@ -116,16 +116,16 @@ class WarmUpPlanner:
             from llmc.machine import available_memory
             from llmc.runtime.drafts import draft_memory
             from llmc.runtime.warm_up.cut_steps import least_cut_rows
-            from llmc.runtime.warm_up.device_budget import device_memory, plan_on_device
+            from llmc.runtime.warm_up.device_budget import device_room, plan_on_device
 
-            free = device_memory(info.target_kind, device or {})
+            room = device_room(info, device or {})
             beside = draft_memory(draft)
-            if free is None:
+            if room is None:
                 cut_rows = least_cut_rows(artifact, info, device or {})
-                room = available_memory()
-                self.budget = plan_budget(info, graphs, self._order, room, options.budget, beside, cut_rows)
+                free = available_memory()
+                self.budget = plan_budget(info, graphs, self._order, free, options.budget, beside, cut_rows)
             else:
-                self.budget = plan_on_device(info, graphs, self._order, free, options.budget, beside)
+                self.budget = plan_on_device(info, graphs, self._order, room, options.budget, beside)
             for line in self.budget.lines:
                 say(f"memory: {line}")
         self._recorder: CostRecorder | None = None

@@ -7,6 +7,7 @@ same bits. The share for graphs therefore holds the arena and, in what is left o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llmc.machine import available_memory
@@ -31,36 +32,58 @@ _FREE, _WHOLE, _OF_HOST = "free_memory_bytes", "memory_bytes", "host_memory"
 _MIB = 1 << 20
 
 
-def device_memory(kind: str, options: Mapping[str, Any]) -> int | None:
-    """Free bytes of the device that `options` choose; all of its bytes if it does not say how many are free. None for a
-    device of the CPU, which has no recordings to budget. Raises LlmcError if the device does not exist."""
-    names = DEVICE_OPTIONS.get(kind, {})
+@dataclass(frozen=True)
+class DeviceRoom:
+    """Memory of a device, in bytes. free: what is free of it, or all of it if the device does not say. offloaded: weights
+    that are in the host's memory instead, less what the device needs to stream them."""
+
+    free: int
+    offloaded: int = 0
+
+
+def _offloaded(weight_bytes: int, options: Mapping[str, Any]) -> int:
+    """What a device surely saves: the ring has at most a quarter of what is offloaded, and small weights stay."""
+    ring = int(options.get("offload_ring_mib") or 0) * _MIB
+    return min(int(options.get("offload_mib") or 0) * _MIB, max(0, weight_bytes - ring) * 2 // 3)
+
+
+def device_room(info: ArtifactInfo, options: Mapping[str, Any]) -> DeviceRoom | None:
+    """The room of the device that `options` choose for an artifact. None for a device of the CPU, which has no recordings
+    to budget. Raises LlmcError if the device does not exist."""
+    names = DEVICE_OPTIONS.get(info.target_kind, {})
     if "graph_mib" not in names:
         return None
     given = {names[name]: value for name, value in options.items() if name in names and value is not None}
     if "device" in given:  # of rank 0, whose device all others are like
         given["device"] = str(given["device"]).split(",")[0]
-    with Device(kind, given) as device:
+    with Device(info.target_kind, given) as device:
         facts = device.facts
     found = facts.get(_FREE, facts.get(_WHOLE, ""))
     if not found.isdecimal():
         return None
-    return min(int(found), available_memory()) if facts.get(_OF_HOST) == "yes" else int(found)
+    if facts.get(_OF_HOST) == "yes":  # offloaded weights are in the same memory
+        return DeviceRoom(min(int(found), available_memory()))
+    return DeviceRoom(int(found), _offloaded(info.rank_weight_bytes, options))
+
+
+def _host_text(room: DeviceRoom) -> str:
+    return f" beside {size_text(room.offloaded)} on the host" if room.offloaded else ""
 
 
 def plan_on_device(
     info: ArtifactInfo,
     graphs: Sequence[GraphInfo],
     order: Sequence[int],
-    free: int,
+    room: DeviceRoom,
     options: BudgetOptions,
     draft: DraftMemory | None = None,
 ) -> Budget:
-    """Decides under `free` bytes of the device. order: all graphs by index, the ones to record first. Raises
+    """Decides under the free bytes of the device. order: all graphs by index, the ones to record first. Raises
     BudgetError."""
+    free = room.free
     usable = int(free * options.utilization)
     for_draft = 0 if draft is None else draft.fixed
-    weight_bytes = info.rank_weight_bytes  # of several ranks, each has a device
+    weight_bytes = info.rank_weight_bytes - room.offloaded  # of several ranks, each has a device
     left = usable - weight_bytes - for_draft
     shared = graph_set_bytes(graphs, info.vocab_size)
     least_kv = least_kv_of(info, options, draft)
@@ -85,7 +108,7 @@ def plan_on_device(
     kv_bytes = options.kv_bytes or most_kv(kv_bytes, info)
     lines = (
         f"{size_text(free)} free on the device, memory-utilization {options.utilization:g}: {size_text(usable)} to use",
-        f"weights {size_text(weight_bytes)}{draft_text(draft)}, {size_text(left)} left",
+        f"weights {size_text(weight_bytes)}{_host_text(room)}{draft_text(draft)}, {size_text(left)} left",
         f"{len(graphs)} graphs share {size_text(shared)}; graph-reserved-memory {options.graph_reserved:g} leaves "
         f"{size_text(recorded)} for their recordings, of which graph-prompt-ratio {options.graph_prompt_ratio:g} gives "
         f"{prompt_mib} MiB to prompts and {mib - prompt_mib} MiB to decode; graphs beyond it run as launches of "

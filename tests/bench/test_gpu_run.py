@@ -97,12 +97,14 @@ def test_the_script_judges_and_measures(tmp_path: Path, kernel_cache: Path) -> N
     judged = [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("ok")]
     assert judged == [
         "ok  conformance, graphs", "ok  conformance, launches", "ok  conformance, some graphs",
+        "ok  conformance, streamed", "ok  conformance, read in place",
         "ok  parity with torch in float32", "ok  bit-exactness", "ok  LLM.generate of tiny",
     ]  # fmt: skip
     report = json.loads((tmp_path / "work" / "report.json").read_text())
     rows = report["buckets of tiny.bundle"]
-    assert {row["by"] for row in rows} == {"graphs", "launches"}
-    assert len(rows) == 4
+    assert {row["by"] for row in rows} == {"graphs", "launches", "streamed", "read in place"}
+    assert len(rows) == 8
+    assert all((row["of_bus"] > 0) == (row["by"] == "streamed") for row in rows)
     assert all(0 < row["of_limit"] < 1 for row in rows)  # a step of kernels on the host is slow
     assert all(row["host_us"] > 0 for row in rows)
     assert [(row["cell"], row["reached"]) for row in report["cells"]] == [
@@ -132,7 +134,7 @@ def test_stand_ins_make_the_same_configuration(case: str, tmp_path: Path) -> Non
 
 def test_kernels_that_begin_early_are_measured_both_ways() -> None:
     for target, in_turn in (("cuda:sm_90", False), ("cuda:sm_80,sm_90a+dependent", True)):
-        artifact = SimpleNamespace(info=SimpleNamespace(target_name=target))
+        artifact = SimpleNamespace(info=SimpleNamespace(target_name=target, rank_weight_bytes=3 << 30))
         ways = ways_of(cast(Artifact, artifact))
         assert ({"dependent_launches": 0} in ways.values()) == in_turn
         assert {"graphs", "launches", "some graphs"} <= ways.keys()

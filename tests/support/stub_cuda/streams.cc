@@ -21,9 +21,10 @@ bool Proceed(Stream* s, uint64_t end) {
     const bool ended = next.work(next.how);
     s->runs = false;
     if (!ended) return false;
+    const bool replayed = !std::strcmp(next.how, "replayed");
     s->waiting.pop_front();
     ++s->done;
-    GoAhead();
+    GoAhead(replayed);
   }
   return true;
 }
@@ -46,17 +47,19 @@ static bool IsReady(const Stream& s) {
   return !other || other->done >= event->end;
 }
 
-void GoAhead() {
+void GoAhead(bool replays) {
   static bool goes = false;
-  if (goes || !Fact("ahead", 0)) return;
+  const long long order = Fact("ahead", 0);
+  if (goes || !order || (order == 2 && !replays)) return;
   goes = true;
   for (bool moved = true; moved;) {
     moved = false;
     for (const auto& [handle, kind] : world().alive) {
-      if (kind != "stream") continue;
       auto* s = static_cast<Stream*>(handle);
-      while (!s->computes && !s->runs && !s->waiting.empty() && IsReady(*s) && Proceed(s, s->done + 1)) moved = true;
+      if (kind != "stream" || s->computes || s->runs || s->waiting.empty() || !IsReady(*s)) continue;
+      moved = Proceed(s, s->done + 1) || moved;
     }
+    moved = moved && order == 1;
   }
   goes = false;
 }
@@ -75,7 +78,7 @@ int AddWaiting(Stream* s, std::vector<const void*> uses, std::function<bool(cons
   s->computes = s->computes || kernel;
   s->waiting.push_back(std::move(one));
   ++s->added;
-  GoAhead();
+  GoAhead(false);
   return kOk;
 }
 
@@ -166,7 +169,7 @@ API cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   wait.awaits = of;
   s->waiting.push_back(std::move(wait));
   ++s->added;
-  GoAhead();
+  GoAhead(false);
   return kOk;
 }
 API cuEventSynchronize(void* event) {

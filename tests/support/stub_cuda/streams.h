@@ -1,5 +1,6 @@
-// Streams of the stand-in: what was put into one happens as late as it may, and copies beside kernels as early, if a test
-// says "ahead=1". Graphs keep what each of their nodes is behind.
+// Streams of the stand-in: what was put into one happens as late as it may. What was put into streams without kernels
+// happens as early, if a test says "ahead=1", and beside what graphs do with "ahead=2". Graphs keep what each of their
+// nodes is behind.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -58,8 +59,8 @@ template <class Work>
 int Add(Stream* s, std::vector<const void*> uses, Work work) {
   return AddWaiting(s, std::move(uses), [work](const char*) { return work(), true; });
 }
-// Executes what may happen by now in streams that only copy, if a test says so.
-void GoAhead();
+// Executes what may happen by now in streams that only copy, if a test says so. replays: a graph has done something.
+void GoAhead(bool replays);
 // Whether what waits in a stream uses memory from `at` on, or a handle.
 bool Used(const void* at, size_t bytes = 1);
 

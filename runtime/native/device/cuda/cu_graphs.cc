@@ -287,7 +287,10 @@ Status CuGraphs::EnqueuePiece(const Graph& graph, size_t index) const {
   if (!piece.loads.empty()) lock.lock();
   if (graph.execs.empty()) {
     const Status enqueued = LaunchPiece(graph, piece, stream_);
-    if (!enqueued.ok() && weights_ != nullptr) weights_->Abandon();
+    if (enqueued.ok() || piece.loads.empty()) return enqueued;
+    // Copies that no kernel waits for must not go on beside later steps.
+    CuResult code = kCuSuccess;
+    static_cast<void>(AwaitStream(*machine_, nccl_.get(), weights_->copies(), &code).ok());
     return enqueued;
   }
   const CuGraphExec exec = graph.execs[index].get();

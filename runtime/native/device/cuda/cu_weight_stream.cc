@@ -30,8 +30,6 @@ Status CuWeightStream::AwaitKernels(CuStreamHandle kernels) const {
                          (*machine_)->StreamWaitEvent(copies_.get(), read_.get(), kCuWaitDefault));
 }
 
-void CuWeightStream::Abandon() const { (*machine_)->StreamSynchronize(copies_.get()); }
-
 Status CuWeightStream::Run::EnqueueBehind(int64_t command) {
   for (; enqueued_ < loads_.size(); ++enqueued_) {
     const RingLoad& load = loads_[enqueued_];

@@ -52,8 +52,8 @@ class CuWeightStream {
 
   // Copies a load in the order of `stream`, for a command that runs alone.
   Status Copy(const RingLoad& load, CuStreamHandle stream) const;
-  // Call where a run was not enqueued to its end: waits for the copies that nobody else waits for.
-  void Abandon() const;
+  // The stream of copies. Where a run was not enqueued to its end, nobody else waits for what is left there.
+  CuStreamHandle copies() const { return copies_.get(); }
 
  private:
   explicit CuWeightStream(CuMachinePtr machine, const CuMemory& memory)

@@ -223,6 +223,9 @@ LLMC_API llmc_status llmc_device_list_kinds(llmc_device_kind *kinds, uint64_t ca
  *   graphs are launched kernel by kernel.
  * - `graph_prompt_mib`, `graph_order`: as for kind "opencl".
  * - `overlap`: as for kind "opencl".
+ * - `offload_mib`: MiB of the GPU's memory to save: weights stay in the host's memory. Default 0.
+ * - `offload_ring_mib`: MiB of the GPU's memory through which these are streamed, ahead of kernels that read all of
+ *   them. 0: kernels read them in place. Default: what two loads need, at most a quarter of these weights.
  * - `dependent_launches`: 1, the default: kernels begin while those before them end, where all of them wait for these.
  *   0: each begins when the one before has ended. The bits are the same.
  * - `collective`: how several ranks exchange results; the bits are the same. With auto, the default, NCCL does where

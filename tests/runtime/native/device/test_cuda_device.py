@@ -416,15 +416,53 @@ def test_a_budget_of_the_devices_memory(artifact: Path, stub: Stub, monkeypatch:
         LLM(artifact, memory_utilization=0.5)
 
 
+def test_weights_on_the_host_make_room(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as was asked for, whatever the ring takes: in the device's memory, and for the KV cache of a budget."""
+    monkeypatch.setenv("LLMC_CUDA_LIBRARY", str(stub.library))
+    with engine(artifact, stub, eager=True) as opened:
+        resident = opened.stats.device
+    least = 0
+    for memory in range(256 << 10, resident["weight_bytes"] + (16 << 20), 256 << 10):
+        monkeypatch.setenv("STUB_CUDA", f"memory={memory}")
+        try:
+            engine(artifact, stub, eager=True).close()
+        except LlmcError as error:
+            assert error.name == "out_of_memory"
+            continue
+        least = memory
+        break
+    assert least > resident["weight_bytes"]
+    monkeypatch.setenv("STUB_CUDA", f"memory={least - (1 << 20)}")
+    with engine(artifact, stub, eager=True, offload_mib=1) as opened:
+        stats = opened.stats.device
+    assert stats["offloaded_weight_bytes"] - stats["offload_ring_bytes"] >= 1 << 20
+    assert 0 < stats["offload_ring_bytes"] <= stats["offloaded_weight_bytes"] // 4
+    with pytest.raises(LlmcError, match=r"needs \d+ MiB|for .* from 'stub' failed"):
+        engine(artifact, stub, eager=True, offload_mib=1, offload_ring_mib=2)
+
+    monkeypatch.setenv("STUB_CUDA", f"memory={64 << 20}")
+    rooms = []
+    for offload_mib in (0, 1):
+        given = {"offload_mib": offload_mib}
+        with LLM(artifact, memory_utilization=0.25, device_options=given) as llm:
+            assert llm.budget is not None
+            assert ("1.0 MiB on the host" in llm.budget.lines[1]) == bool(offload_mib)
+            rooms.append(llm.budget.kv_bytes)
+    assert 0 <= (1 << 20) - (rooms[1] - rooms[0]) < 1 << 19
+
+
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.exhaustive), 7])
-def test_each_call_fails_once(artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"offload_mib": 1}, {"offload_mib": 1, "eager": True}], ids=str)
+def test_each_call_fails_once(
+    artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], step: int
+) -> None:
     """From opening the device to the end of a request. It is opened, or says why not; the request has its tokens, or an
     error; and all is given back."""
 
     def run() -> list[int] | str:
         try:
             # No kernel computes anything, so the host draws, from the same rows each time.
-            with engine(artifact, stub, device_sampling=False) as opened:
+            with engine(artifact, stub, device_sampling=False, **options) as opened:
                 opened.submit([3, 4, 5], max_tokens=3, ignore_eos=True, temperature=0.0)
                 while opened.step():
                     opened.check_integrity()

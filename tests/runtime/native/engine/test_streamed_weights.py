@@ -216,7 +216,7 @@ def test_calls_that_fail_by_chance(
     for eager in (False, True):
         with opened(num_blocks=20, max_num_seqs=4, offload_mib=ALL_MIB, eager=eager, graph_mib=2) as engine:
             tell = partial(monkeypatch.setenv, "STUB_CUDA")
-            for ahead in ("", "ahead=1 "):
+            for ahead in ("", "ahead=1 ", "ahead=2 "):
                 failed = stub.num_failed()
                 reasons = fail_by_chance(
                     engine, requests, resident, lambda what, ahead=ahead: tell(ahead + what), one_in=900 if eager else 250
