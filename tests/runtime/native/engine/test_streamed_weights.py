@@ -7,6 +7,8 @@ overwrites spoils theirs: both have other bits.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,7 @@ import pytest
 
 from llmc.buckets import Bucket
 from llmc.compiler.extend import add_buckets
-from llmc.runtime.binding import Artifact, Engine, Replayer
+from llmc.runtime.binding import Artifact, Engine, LlmcError, Replayer
 from llmc.graphs_format import FAMILIES, OPERAND_KINDS
 from llmc.runtime.graphs_file import Tables, read_graphs
 
@@ -77,6 +79,12 @@ def opened(artifact: Path, stub: Stub) -> Callable[..., Engine]:
             return Engine(given, **{"num_blocks": 40, **options})
 
     return open_one
+
+
+def largest(artifact: Artifact, phase: str) -> int:
+    """Index of a phase's graph with the most tokens."""
+    graphs = artifact.graphs()
+    return max((i for i, one in enumerate(graphs) if one.phase == phase), key=lambda i: graphs[i].max_tokens)
 
 
 def requests_of() -> list[Request]:
@@ -223,3 +231,28 @@ def test_calls_that_fail_by_chance(
                 )
                 assert 0 < reasons.count("error") < len(reasons)
                 assert stub.num_failed() > failed + 3
+
+
+def test_copies_of_a_step_that_failed_spoil_no_later_one(
+    artifact: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever call of a launched step fails, copies that were enqueued before have ended when a graph is replayed."""
+    monkeypatch.setenv("STUB_CUDA", "ahead=2")
+    with Artifact(artifact) as given:
+        replayer = Replayer(given, num_blocks=4, offload_mib=ALL_MIB, graph_mib=1)
+        launched, recorded = largest(given, "prefill"), largest(given, "decode")
+    with replayer:
+        assert replayer.device_stats()["recorded_graphs"] == 1
+        pages, num_failed = Pages(4, 16), 0
+        expected = replay(replayer, recorded, pages, [(0, [3], 0)]).tobytes()
+        for call in itertools.count(1):
+            before = stub.num_failed()
+            monkeypatch.setenv("STUB_CUDA", f"ahead=2 only={call} code=2")
+            with contextlib.suppress(LlmcError):
+                replay(replayer, launched, pages, [(1, [3, 4, 5], 0)])
+            if stub.num_failed() == before:
+                break
+            num_failed += 1
+            monkeypatch.setenv("STUB_CUDA", "ahead=2")
+            assert replay(replayer, recorded, pages, [(0, [3], 0)]).tobytes() == expected, call
+    assert num_failed > 60
