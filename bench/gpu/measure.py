@@ -184,8 +184,8 @@ def measure(
     """Of every bucket, by graphs, launches, graphs in turn, and graphs whose weights are on the host: seconds of a full
     step until its logits are on the host, and the host's microseconds for enqueueing its graph.
 
-    least_s: of a step, by each sequence's (new tokens, position of the first). bus_bytes_s: what copies of pinned memory
-    reach; of_bus is the fraction of it at which a step streams weights.
+    least_s: of a step, by each sequence's (new tokens, position of the first). bus_bytes_s: what copies of pinned
+    memory reach; of_bus is the fraction of it at which a step streams weights.
     """
     rows = []
     graphs, ways = artifact.graphs(), ways_of(artifact)

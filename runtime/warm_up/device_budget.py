@@ -34,8 +34,8 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """Memory of a device, in bytes. free: what is free of it, or all of it if the device does not say. offloaded: weights
-    that are in the host's memory instead, less what the device needs to stream them."""
+    """Memory of a device, in bytes. free: what is free of it, or all of it if the device does not say. offloaded:
+    weights that are in the host's memory instead, less what the device needs to stream them."""
 
     free: int
     offloaded: int = 0
@@ -48,8 +48,8 @@ def _offloaded(weight_bytes: int, options: Mapping[str, Any]) -> int:
 
 
 def device_room(info: ArtifactInfo, options: Mapping[str, Any]) -> DeviceRoom | None:
-    """The room of the device that `options` choose for an artifact. None for a device of the CPU, which has no recordings
-    to budget. Raises LlmcError if the device does not exist."""
+    """The room of the device that `options` choose for an artifact. None for a device of the CPU, which has no
+    recordings to budget. Raises LlmcError if the device does not exist."""
     names = DEVICE_OPTIONS.get(info.target_kind, {})
     if "graph_mib" not in names:
         return None

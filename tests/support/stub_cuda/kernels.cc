@@ -221,7 +221,7 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* kernel, void** arguments,
   auto* of = Alive<Kernel>(kernel, "kernel", "cuLaunchKernelEx");
   if (of && !of->awaits) return Wrong("a kernel begins early that does not wait: " + of->name);
   const Capture& c = s->captured;
-  const bool behind = c.graph ? c.last.size() == 1 && c.graph->nodes[c.last[0]]->kernel
+  const bool behind = c.graph              ? c.last.size() == 1 && c.graph->nodes[c.last[0]]->kernel
                       : s->waiting.empty() ? s->done > 0
                                            : s->waiting.back().kernel;
   if (!behind) return Wrong("a kernel begins early that is behind no kernel: " + (of ? of->name : ""));

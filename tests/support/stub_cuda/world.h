@@ -26,7 +26,6 @@ enum More {
   kNotReady = 600
 };
 
-
 struct World {
   std::recursive_mutex mutex;
   bool initialized = false;

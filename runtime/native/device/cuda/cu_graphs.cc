@@ -294,8 +294,7 @@ Status CuGraphs::EnqueuePiece(const Graph& graph, size_t index) const {
     return enqueued;
   }
   const CuGraphExec exec = graph.execs[index].get();
-  return exec == nullptr ? Status::Ok()
-                         : machine_->Check("Replaying a graph", (*machine_)->GraphLaunch(exec, stream_));
+  return exec == nullptr ? Status::Ok() : machine_->Check("Replaying a graph", (*machine_)->GraphLaunch(exec, stream_));
 }
 
 Status CuGraphs::Enqueue(uint32_t graph, const StepRows& rows) const {

@@ -36,8 +36,8 @@ Status CuWeightStream::Run::EnqueueBehind(int64_t command) {
     if (load.after != RingLoad::kNone && load.after > command) break;
     LLMC_RETURN_IF_ERROR(by_.Copy(load, by_.copies_.get()));
     const CuMachine& cuda = *by_.machine_;
-    LLMC_RETURN_IF_ERROR(cuda.Check("Streaming weights to the GPU",
-                                    cuda->EventRecord(by_.loaded_[enqueued_].get(), by_.copies_.get())));
+    LLMC_RETURN_IF_ERROR(
+        cuda.Check("Streaming weights to the GPU", cuda->EventRecord(by_.loaded_[enqueued_].get(), by_.copies_.get())));
   }
   return Status::Ok();
 }

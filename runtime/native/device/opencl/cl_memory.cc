@@ -2,7 +2,8 @@
 
 namespace llmc {
 Status ClMemory::Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const PoolCounts& counts,
-                      uint32_t rank, const OffloadOptions& offload, cl_command_queue queue, std::unique_ptr<ClMemory>* out) {
+                      uint32_t rank, const OffloadOptions& offload, cl_command_queue queue,
+                      std::unique_ptr<ClMemory>* out) {
   std::unique_ptr<ClMemory> made(new ClMemory(std::move(machine)));
   made->counts_ = counts;
   made->rank_ = rank;

@@ -38,7 +38,8 @@ class ClMemory {
   // Allocates and fills all but the work. rank: whose weights and layers it is for. offload: without a ring. The queue's
   // work has ended when this returns.
   static Status Make(std::shared_ptr<const ClMachine> machine, const Artifact& artifact, const PoolCounts& counts,
-                     uint32_t rank, const OffloadOptions& offload, cl_command_queue queue, std::unique_ptr<ClMemory>* out);
+                     uint32_t rank, const OffloadOptions& offload, cl_command_queue queue,
+                     std::unique_ptr<ClMemory>* out);
 
   const PoolCounts& counts() const { return counts_; }
   const DeviceMemory& bytes() const { return bytes_; }
