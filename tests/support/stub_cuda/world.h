@@ -1,5 +1,6 @@
 // What the stand-in of CUDA's driver knows: handles, memory, mistakes, and what a test orders to go wrong.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "stub_orders.h"
@@ -87,8 +89,14 @@ inline int ByChance() {
   return w.random() % 2 ? kNoMemory : kInvalidValue;
 }
 
+// Lets other threads make calls between those of one, if a test says "pause_us=10".
+inline void Pause() {
+  if (const long long us = Fact("pause_us", 0)) std::this_thread::sleep_for(std::chrono::microseconds(us));
+}
+
 // What a call begins with. context: whether it is about the thread's context.
 #define BEGIN(name, context)                                       \
+  Pause();                                                         \
   const std::lock_guard<std::recursive_mutex> lock(world().mutex); \
   if (const int code = Begin(name, context)) return code;
 inline int Begin(const char* name, bool context) {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,26 @@ def test_graphs_that_join_share_the_ring(
             engine.enable_graph(index, True)
         assert drive(engine, requests_of()) == resident
         assert engine.stats.device["offload_ring_bytes"] == ring
+
+
+def test_graphs_join_beside_steps(
+    opened: Callable[..., Engine],
+    resident: list[list[tuple[Any, ...]]],
+    more: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first run of a new graph is enqueued by another thread, and uses the ring, too."""
+    monkeypatch.setenv("STUB_CUDA", "ahead=1 pause_us=20")
+    for _ in range(3):
+        # No kernel begins early: copies of the other thread may be between two kernels.
+        engine = opened(offload_mib=ALL_MIB, eager=True, dependent_launches=False)
+        with engine, Artifact(more) as extended, ThreadPoolExecutor(1) as pool:
+            joins, found = pool.submit(engine.add_graphs, extended), list[list[list[tuple[Any, ...]]]]()
+            while not joins.done():
+                found.append(drive(engine, requests_of()))
+            assert len(joins.result()) == 1
+        assert found
+        assert all(one == resident for one in found)
 
 
 def test_calls_that_fail_by_chance(
