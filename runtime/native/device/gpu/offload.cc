@@ -65,6 +65,7 @@ std::vector<const WeightRecord*> OrderOf(const Artifact& artifact, const std::ve
     return a.first != b.first ? a.first < b.first : a.second->file_offset > b.second->file_offset;
   });
   std::vector<const WeightRecord*> order;
+  order.reserve(all.size());
   for (const auto& [group, weight] : all) order.push_back(weight);
   return order;
 }
