@@ -191,8 +191,9 @@ def compile_command(
         others = {name: one.as_dict() for name, one in beside.items()}
         print(json.dumps({**report.as_dict(), **others}, indent=2))
         return
-    for one in (report, *beside.values()):
-        _print_table(one)
+    _print_table(report, _context(report))
+    for name, one in beside.items():
+        _print_table(one, f"{one.max_model_len:,} patches" if name == "images" else _context(one))
 
 
 def _context(report: CompileReport) -> str:
@@ -201,7 +202,7 @@ def _context(report: CompileReport) -> str:
     return f"{report.max_model_len:,} tokens, the model's is {report.model_len:,}"
 
 
-def _print_table(report: CompileReport) -> None:
+def _print_table(report: CompileReport, context: str) -> None:
     from rich.table import Table
 
     from llmc.cli.render.tables import print_table
@@ -209,7 +210,7 @@ def _print_table(report: CompileReport) -> None:
     table = Table(title=f"{report.artifact}", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("context", _context(report))
+    table.add_row("context", context)
     table.add_row("graphs", f"{report.num_graphs}")
     table.add_row(
         "distinct kernels",
