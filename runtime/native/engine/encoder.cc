@@ -27,7 +27,7 @@ Status Encoder::Create(const ModelShape& model, const MakeDevice& make, std::uni
 
 Encoder::Encoder(std::unique_ptr<Device> device) : device_(std::move(device)), model_(device_->model()) {
   for (const GraphShape& graph : model_.graphs) {
-    max_patches_ = std::max(max_patches_, graph.max_tokens);
+    max_patches_ = std::max(max_patches_, std::min(graph.max_tokens, static_cast<uint32_t>(model_.max_model_len)));
     max_rows_ = std::max(max_rows_, graph.max_samples);
   }
 }
@@ -36,7 +36,9 @@ Encoder::Encoder(std::unique_ptr<Device> device) : device_(std::move(device)), m
 Status Encoder::ChooseGraph(const llmc_patches& p, uint32_t* graph) const {
   const std::vector<GraphShape>& graphs = model_.graphs;
   bool found = false;
-  for (uint32_t i = 0; i < graphs.size(); ++i) {
+  // A bucket may have more rows than the largest image has patches.
+  const bool fits = p.num_patches <= max_patches_;
+  for (uint32_t i = 0; fits && i < graphs.size(); ++i) {
     if (graphs[i].max_tokens < p.num_patches || graphs[i].max_samples < p.num_rows) continue;
     if (!found || graphs[i].max_tokens < graphs[*graph].max_tokens) *graph = i;
     found = true;

@@ -21,10 +21,6 @@ Status Element(const llmc_request& c, uint64_t i, llmc_placed_rows* out) {
   return Status::Ok();
 }
 
-}  // namespace
-
-namespace {
-
 // Positions on axes, which end before the model's longest text if the prompt does.
 Status CheckAxes(const ModelShape& model, const llmc_placed_rows& one, const std::string& name) {
   if (one.positions == nullptr) return Status::Ok();

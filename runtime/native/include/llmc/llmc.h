@@ -471,8 +471,9 @@ typedef struct llmc_request {
   uint64_t num_output_tokens; /* tokens at the end of prompt_token_ids that are output, see below; default 0 */
   uint32_t output_index;      /* index of the continuation in the original request; default 0 */
   uint32_t reserved;
-  /* Ascending and apart, of a model with LLMC_STATES_PLACED or LLMC_STATES_PLACED_ON_AXES. The struct_size of the first holds for all. Any tokens may
-   * stand in their place; penalties count these. The prompt's last token cannot be replaced. */
+  /* Ascending and apart, of a model with LLMC_STATES_PLACED or LLMC_STATES_PLACED_ON_AXES. The struct_size of the first
+   * holds for all. Any tokens may stand in their place; penalties count these. The prompt's last token cannot be
+   * replaced. */
   const llmc_placed_rows *placed;
   uint64_t num_placed;
 } llmc_request;

@@ -90,6 +90,44 @@ void TestPrefixCache() {
   CHECK_EQ(CachedOf(engine.get(), WithRows(13, {cat, {9, {7, 8}, 3}})), 8u);
 }
 
+// Positions on axes belong to a model that has them, and end where the text goes on.
+void TestAxes() {
+  auto engine = Make(Placing(), 40, {});
+  CheckRefused(engine.get(), WithRows(8, {{1, {1, 2, 3, 4}, 1, 2}}), "placed[0].positions is given, but");
+  ModelShape shape = Placing();
+  shape.rope_axes = kRopeAxes;
+  engine = Make(shape, 40, {});
+  CHECK_EQ(CachedOf(engine.get(), WithRows(13, {{2, {1, 2, 3, 4, 5, 6}, 1, 2}, {9, {7}, 2, 1}})), 0u);
+  CHECK_EQ(CachedOf(engine.get(), WithRows(13, {{2, {1, 2, 3, 4, 5, 6}, 1, 2}})), 8u);
+  const std::vector<float> rows(4 * kRowWidth, 1);
+  std::vector<int32_t> positions(4 * kRopeAxes, 0);
+  const Job job = Simple(8, 2);
+  llmc_placed_rows one{};
+  one.struct_size = sizeof(one);
+  one.num_rows = 4;
+  one.rows = rows.data();
+  one.positions = positions.data();
+  const llmc_sampling_params params = Params();
+  llmc_request r;
+  llmc_request_init(&r, sizeof(r));
+  r.prompt_token_ids = job.prompt.data();
+  r.num_prompt_tokens = job.prompt.size();
+  r.sampling = &params;
+  r.placed = &one;
+  r.num_placed = 1;
+  uint64_t id = 0;
+  CHECK(engine->Submit(r, &id).message.find("advance is 0; use 1 to 4") != std::string::npos);
+  one.advance = 5;
+  CHECK(engine->Submit(r, &id).message.find("advance is 5; use 1 to 4") != std::string::npos);
+  one.advance = 2;
+  positions[7] = 2;
+  CHECK(engine->Submit(r, &id).message.find("positions[7] is 2; use 0 to 1") != std::string::npos);
+  positions[7] = -1;
+  CHECK(engine->Submit(r, &id).message.find("positions[7] is -1; use 0 to 1") != std::string::npos);
+  positions[7] = 1;
+  CHECK_OK(engine->Submit(r, &id));
+}
+
 void TestNames() {
   RowNames names;
   PlacedRows::Identity one{}, other{};
@@ -168,11 +206,11 @@ std::vector<float> RowsOf(const Image& image) {
 }
 
 ModelShape Encoding() {
-  ModelShape m = Shape(4, 32, 1);
+  ModelShape m = Shape(4, 30, 1);
   m.takes_states = m.whole_prompts = true;
   m.states_width = kRowWidth;
   m.vector_width = kVocab;
-  for (const uint32_t tokens : {16u, 8u, 30u}) {
+  for (const uint32_t tokens : {16u, 8u, 36u}) {
     AddGraph(&m, Phase::kPrefill, tokens, 1, 8);
     m.graphs.back().max_samples = tokens / 2;
   }
@@ -186,7 +224,7 @@ void TestEncoder() {
   CHECK_OK(Encoder::Create(
       shape,
       [&](uint32_t num_blocks, std::unique_ptr<Device>* made) {
-        CHECK_EQ(num_blocks, 9u);  // of 30 patches, and the dummy block
+        CHECK_EQ(num_blocks, 10u);  // of a bucket's 36 rows, and the dummy block
         auto own = std::make_unique<NullDevice>(shape, num_blocks);
         device = own.get();
         *made = std::move(own);
@@ -194,7 +232,7 @@ void TestEncoder() {
       },
       &encoder));
   CHECK_EQ(encoder->max_patches(), 30u);
-  CHECK_EQ(encoder->max_rows(), 15u);
+  CHECK_EQ(encoder->max_rows(), 18u);
   const uint32_t sizes[][2] = {{1, 1}, {8, 1}, {9, 0}, {16, 0}, {17, 2}, {30, 2}, {2, 1}};
   for (const auto& [patches, graph] : sizes) {
     const Image image = ImageOf(patches);
@@ -208,7 +246,7 @@ void TestEncoder() {
   Image image = ImageOf(32);
   Status status = encoder->Encode(image.view(), rows.data());
   CHECK_EQ(status.code, LLMC_ERR_OUT_OF_RANGE);
-  CHECK(status.message.find("32 patches for 16 rows, but at most 30 and 15") != std::string::npos);
+  CHECK(status.message.find("32 patches for 16 rows, but at most 30 and 18") != std::string::npos);
   image = ImageOf(8);
   image.places[3] = kVocab;
   status = encoder->Encode(image.view(), rows.data());
@@ -240,6 +278,7 @@ int main() {
   TestRefused();
   TestDrafts();
   TestPrefixCache();
+  TestAxes();
   TestNames();
   TestLostSteps();
   TestEncoder();
