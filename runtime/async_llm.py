@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.binding.handle import LlmcError
+from llmc.runtime.images.tower import TowerClosed
 from llmc.runtime.server.request_stream import RequestStream, merged
 
 from .async_vector_calls import AsyncVectorCalls
@@ -129,6 +130,9 @@ class AsyncLLM(Opened, AsyncVectorCalls):
         """Cancels running requests and compilations, and releases the engine; idempotent. Later calls raise
         RequestError."""
         self._closed = True
+        if self.tower is not None:
+            # Now: the threads that encode may be all that `to_thread` has.
+            self.tower.stop()
         if self._started is not None and self._event_loop is asyncio.get_running_loop():
             await self.engine.drain(0)
         await asyncio.to_thread(self.engine.close)
@@ -171,7 +175,10 @@ class AsyncLLM(Opened, AsyncVectorCalls):
             return [request if request.images is None else request.encoded() for request in requests]
 
         # In a thread: tokenizing a long prompt, compiling a grammar or encoding an image would block all other tasks.
-        return await asyncio.to_thread(work)
+        try:
+            return await asyncio.to_thread(work)
+        except TowerClosed as error:
+            raise RequestError(_CLOSED) from error
 
     @contextlib.asynccontextmanager
     async def _open(self, requests: Sequence[PreparedRequest]) -> AsyncIterator[list[RequestStream]]:

@@ -24,10 +24,18 @@ from llmc.runtime.images.patches import patches_of
 from llmc.runtime.images.picture import Picture, require_pillow
 from llmc.runtime.images.pixels import tiles_of
 from llmc.runtime.images.rows_cache import RowsCache
+from llmc.runtime.request_error import RequestError
 
 CACHE_BYTES = 256 << 20
 """Of encoded rows."""
 _TABLE, _SUM = "images", "sha256"
+
+
+class TowerClosed(RequestError):
+    """The tower encodes nothing any more, since whoever opened it closes it."""
+
+    def __init__(self) -> None:
+        super().__init__("what sees images is closed: open the model again")
 
 
 class Encoder(Protocol):
@@ -63,7 +71,7 @@ class TowerStats:
 
 
 class Tower:
-    """Encodes images, one at a time; every method but `close` may be called from any thread.
+    """Encodes images, one at a time. Any thread may call any method; only `rows` and `close` take long.
 
     name: of the artifact, which tells its rows from those of others.
     """
@@ -78,6 +86,7 @@ class Tower:
         self._name = f"{name} {form.as_json()}".encode()
         self._cache = RowsCache(cache)
         self._turn = threading.Lock()
+        self._stopping = threading.Event()
 
     def look(self, given: Any) -> SeenPicture:
         """The picture, read as far as its size. given: bytes, or an image of Pillow. Raises ImageError."""
@@ -90,8 +99,9 @@ class Tower:
         return SeenPicture(picture, tiling, self.kind.text(tiling), identity)
 
     def rows(self, seen: SeenPicture) -> npt.NDArray[np.float32]:
-        """float32 [rows of all tiles in order, row_width], which must not be changed. Raises ImageError, and LlmcError
-        if the device fails."""
+        """float32 [rows of all tiles in order, row_width], which must not be changed. Raises ImageError, TowerClosed
+        once `stop` was called, and LlmcError if the device fails."""
+        self._check_open()
         found = self._cache.get(seen.identity)
         if found is None:
             with self._turn:
@@ -107,6 +117,7 @@ class Tower:
         parts = []
         for pixels, tile in zip(tiles, seen.tiling.tiles, strict=True):
             patches = patches_of(pixels, tile, self.form)
+            self._check_open()
             parts.append(self._encoder.encode(patches.values, patches.places, patches.first))
         rows = np.concatenate(parts)
         rows.setflags(write=False)
@@ -115,9 +126,20 @@ class Tower:
         self.stats.seconds += time.monotonic() - begun
         return rows
 
+    def _check_open(self) -> None:
+        if self._stopping.is_set():
+            raise TowerClosed
+
+    def stop(self) -> None:
+        """Makes `rows` raise TowerClosed, also where it runs: after the tile that is encoded now. Waits for nothing."""
+        self._stopping.set()
+
     def close(self) -> None:
-        """Releases the encoder; idempotent."""
-        self._encoder.close()
+        """Stops, waits for the tile that is encoded now, and releases the encoder; idempotent."""
+        self.stop()
+        # The encoder's memory must outlive each call of it.
+        with self._turn:
+            self._encoder.close()
 
 
 def open_tower(

@@ -300,8 +300,11 @@ class AsyncEngine:
         return num_active
 
     def close(self) -> None:
-        """Stops the thread after the current step, stops compilation, and releases the engine; idempotent."""
+        """Stops the thread after the current step and images after the current tile, stops compilation, and releases
+        the engine; idempotent."""
         self._draining = True
+        if self.tower is not None:
+            self.tower.stop()
         self.thread.stop()
         if self._misses is not None:
             self._misses.close()

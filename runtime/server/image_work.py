@@ -11,7 +11,7 @@ from fastapi import Request
 
 from llmc.runtime.binding.placed_rows import PlacedRows
 from llmc.runtime.images.image_prompt import ImagePrompt
-from llmc.runtime.images.tower import Tower
+from llmc.runtime.images.tower import Tower, TowerClosed
 
 from .event_stream import until_gone
 from .lanes import NICE
@@ -19,6 +19,7 @@ from .niceness import give_way
 from .requests import ClientGone, QueueFull, ServerStopping
 
 _RETRY_S = 1
+_STOPPING = "the server is shutting down and takes no more requests"
 
 
 class ImageWork:
@@ -33,7 +34,7 @@ class ImageWork:
 
     async def placed(self, request: Request, prompt: ImagePrompt, ids: Sequence[int]) -> Sequence[PlacedRows]:
         """The rows of a prompt's images among its token ids. Raises ClientGone if the client leaves before, QueueFull,
-        ImageError, and LlmcError if the device fails."""
+        ServerStopping, ImageError, and LlmcError if the device fails."""
         if not prompt.pictures:
             return ()
         if self.num_waiting >= self._most_waiting:
@@ -51,12 +52,17 @@ class ImageWork:
             running = asyncio.get_running_loop().run_in_executor(self._thread, work)
         except RuntimeError as error:  # the thread has ended
             self.num_waiting -= 1
-            raise ServerStopping("the server is shutting down and takes no more requests") from error
+            raise ServerStopping(_STOPPING) from error
         try:
             return await until_gone(request, gone.set, running)
+        except TowerClosed as error:
+            raise ServerStopping(_STOPPING) from error
         finally:
             self.num_waiting -= 1
 
     def close(self) -> None:
-        """Drops images that wait; does not wait for one that is encoded."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends requests whose images wait or are encoded. The tile that is encoded now goes on: `Tower.close` waits for
+        it, on a thread that may wait."""
+        if self.tower is not None:
+            self.tower.stop()
+        self._thread.shutdown(wait=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,23 @@ class SumEncoder:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class HeldEncoder(SumEncoder):
+    """Encodes a tile once `go_on` is set. begun: it holds one. It must not be released before that has ended."""
+
+    def __init__(self, form: ImageForm, width: int) -> None:
+        super().__init__(form, width)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.released = False
+
+    def encode(
+        self, patches: npt.NDArray[np.float32], places: npt.NDArray[np.int32], first: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.float32]:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        assert not self.released
+        return super().encode(patches, places, first)
+
+    def close(self) -> None:
+        self.released = True

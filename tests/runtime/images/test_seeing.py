@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,37 @@ def test_many_tasks_of_one_loop(seeing: Seeing, llm: LLM) -> None:
             return [one for answer in answers for one in answer]
 
     assert all(_same(one, expected) for one in asyncio.run(ask()))
+
+
+def test_an_async_llm_closes_while_images_are_encoded(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests than there are threads."""
+
+    async def check() -> None:
+        begun, go_on = threading.Event(), threading.Event()
+        opened = AsyncLLM(seeing.text, images=seeing.tower, num_threads=1)
+        assert opened.tower is not None
+        encode = opened.tower._encoder.encode
+
+        def held(*arguments: Any) -> Any:
+            begun.set()
+            assert go_on.wait(60)
+            return encode(*arguments)
+
+        monkeypatch.setattr(opened.tower._encoder, "encode", held)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3))
+        asked = [asyncio.create_task(opened.generate([_asked(picture(20, 20 + i))], GREEDY)) for i in range(3)]
+        while not begun.is_set():  # no thread is left to wait for it
+            await asyncio.sleep(0.01)
+        closing = asyncio.create_task(opened.close())
+        while not opened.tower._stopping.is_set():
+            await asyncio.sleep(0.01)
+        go_on.set()
+        await closing
+        for task in asked:
+            with pytest.raises(RequestError, match="this AsyncLLM is closed and takes no more requests"):
+                await task
+
+    asyncio.run(check())
 
 
 def test_few_requests_with_images_are_in_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +11,9 @@ import pytest
 
 from llmc.runtime.images.image_error import ImageError, NoImages
 from llmc.runtime.images.rows_cache import RowsCache
-from llmc.runtime.images.tower import Tower, check_fit
+from llmc.runtime.images.tower import Tower, TowerClosed, check_fit
 
-from support.image_forms import MISTRAL3, SMOLVLM, SumEncoder, encoded, form_of, picture
+from support.image_forms import MISTRAL3, SMOLVLM, HeldEncoder, SumEncoder, encoded, form_of, picture
 
 
 def test_an_image_is_encoded_once(tmp_path: Path) -> None:
@@ -33,6 +34,31 @@ def test_rows_are_of_one_tower(tmp_path: Path) -> None:
     form, data = form_of(tmp_path, SMOLVLM), encoded(picture(100, 50))
     names = [Tower(form, SumEncoder(form, 4), name).look(data).identity for name in ("one", "one", "other")]
     assert names[0] == names[1] != names[2]
+
+
+def test_closing_waits_for_a_tile_and_no_more(tmp_path: Path) -> None:
+    form = form_of(tmp_path, SMOLVLM)
+    encoder = HeldEncoder(form, 4)
+    tower = Tower(form, encoder, "tower")
+    first, second = (tower.look(picture(100, 50, seed=seed)) for seed in range(2))
+    assert len(first.tiling.tiles) > 1
+    with ThreadPoolExecutor(3) as threads:
+        running, waiting = threads.submit(tower.rows, first), threads.submit(tower.rows, second)
+        assert encoder.begun.wait(60)
+        closing = threads.submit(tower.close)
+        assert tower._stopping.wait(60)
+        assert not closing.done()
+        assert not encoder.released
+        encoder.go_on.set()
+        closing.result(60)
+        assert encoder.released
+        assert len(encoder.calls) == 1
+        for ended in (running, waiting):
+            with pytest.raises(TowerClosed, match="is closed: open the model again"):
+                ended.result(60)
+    tower.close()
+    with pytest.raises(TowerClosed):
+        tower.rows(first)
 
 
 def test_a_cache_holds_what_was_used_last() -> None:
