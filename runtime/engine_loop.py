@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from llmc.runtime.binding.events import Event
 from llmc.runtime.binding.handle import LlmcError
+from llmc.runtime.binding.placed_rows import PlacedRows
 from llmc.runtime.guided.compiler import GuideError
 from llmc.runtime.guided.setting import set_masks
 from llmc.runtime.guided.shared_guides import SharedGuides
@@ -22,12 +23,28 @@ from .outputs import RequestFailure, RequestOutput, TokenDelta
 # Errors that the engine may raise for one request, and earlier checks cannot foresee; others are the engine's own. Not
 # found means that an adapter was unloaded meanwhile.
 REFUSALS = ("invalid_argument", "not_found", "out_of_range", "out_of_memory")
+# After this error of an image, no other one can be encoded. Any other is of its request alone, as in steps.
+_LOST = "device_lost"
 
 
 _QUEUE_FULL = "queue_full"
 _MOST_ROW_BYTES = 1 << 30
 """Of images whose requests wait in the engine: one of them may take 60 MB."""
 OnStep = Callable[[int], None]
+
+
+def _placed(request: PreparedRequest) -> Sequence[PlacedRows] | RequestFailure:
+    """The rows of a request's images, or why there are none for it alone. Raises LlmcError if the device is lost."""
+    try:
+        return request.placed()
+    except ImageError as error:
+        return RequestFailure("invalid_image", str(error))
+    except MemoryError:
+        return RequestFailure("out_of_memory", "no memory is left to read and encode the images: give smaller ones")
+    except LlmcError as error:
+        if error.name == _LOST:
+            raise
+        return RequestFailure(error.name, str(error))
 
 
 class Job:
@@ -159,14 +176,14 @@ class EngineLoop:
             wants["guided"] = True
         if request.adapter:
             wants["adapter"] = request.adapter
-        try:
-            # Only now: the rows of thousands of waiting requests would fill the memory.
-            if placed := request.placed():
-                wants["placed"] = placed
-                job.row_bytes = sum(one.rows.nbytes for one in placed)
-        except ImageError as error:
-            job.generation.fail(RequestFailure("invalid_image", str(error)))
+        # Only now: the rows of thousands of waiting requests would fill the memory.
+        placed = _placed(request)
+        if isinstance(placed, RequestFailure):
+            job.generation.fail(placed)
             return True
+        if placed:
+            wants["placed"] = placed
+            job.row_bytes = sum(one.rows.nbytes for one in placed)
         job.submit_ns = time.monotonic_ns()
         try:
             job.engine_id = int(self._engine.submit(request.token_ids, request.params, **wants))

@@ -17,6 +17,7 @@ import torch
 from llmc.images.kinds.registry import kind_of
 from llmc.images.read import read_image_form
 from llmc.runtime.async_llm import AsyncLLM
+from llmc.runtime.binding.handle import ERROR_NAMES, LlmcError
 from llmc.runtime.images.image_error import ImageError, NoImages
 from llmc.runtime.images.pixels import tiles_of
 from llmc.runtime.llm import LLM
@@ -150,6 +151,49 @@ def test_many_tasks_of_one_loop(seeing: Seeing, llm: LLM) -> None:
             return [one for answer in answers for one in answer]
 
     assert all(_same(one, expected) for one in asyncio.run(ask()))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (LlmcError(ERROR_NAMES.index("not_finite"), "A row of the image is NaN."), "not_finite"),
+        (LlmcError(ERROR_NAMES.index("device_failed"), "The device failed."), "device_failed"),
+        (MemoryError(), "out_of_memory"),
+    ],
+)
+def test_an_image_that_fails_ends_no_other_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+) -> None:
+    prompts = [_asked(picture(30, 20)), _asked(picture(31, 20)), _asked(picture(32, 20))]
+    expected = llm.chat(prompts, GREEDY)
+    assert llm.tower is not None
+    rows = llm.tower.rows
+
+    def failing(seen: Any) -> Any:
+        if seen.picture.size == (31, 20):
+            raise error
+        return rows(seen)
+
+    monkeypatch.setattr(llm.tower, "rows", failing)
+    first, failed, last = llm.chat(prompts, GREEDY)
+    assert failed.error is not None
+    assert failed.error.code == code
+    assert failed.error.message
+    assert _same(first, expected[0])
+    assert _same(last, expected[2])
+
+
+def test_a_lost_device_ends_all_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(seen: Any) -> Any:
+        raise LlmcError(ERROR_NAMES.index("device_lost"), "The device is lost.")
+
+    assert llm.tower is not None
+    monkeypatch.setattr(llm.tower, "rows", lost)
+    with pytest.raises(LlmcError, match="The device is lost"):
+        llm.chat([_asked(picture(30, 20))], GREEDY)
+    # The text model's device is another one.
+    (output,) = llm.generate("a cat", GREEDY)
+    assert output.error is None
 
 
 def test_an_async_llm_closes_while_images_are_encoded(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
