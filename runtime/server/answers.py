@@ -45,6 +45,14 @@ def deadline_of(server: ServerContext, request: Request) -> float | None:
     return asked if limit is None else min(asked, limit)
 
 
+def timed_out(way_out: str) -> ApiError:
+    """The answer to a request that reached its time limit. way_out: what makes such a request shorter."""
+    raise_it = "raise X-Request-Timeout, or --request-timeout of the server"
+    message = f"the request took longer than its timeout: {way_out}, or {raise_it}"
+    # A client that retries would wait as long again.
+    return ApiError(message, status=408, code="request_timeout", headers={"X-Should-Retry": "false"})
+
+
 async def guide_maker(server: ServerContext, guided: Guided | None) -> Callable[[], Guide] | None:
     """Compiles a constraint off the event loop. Raises ApiError, and RequestError if the model cannot be guided."""
     if guided is None:
@@ -100,10 +108,7 @@ def check_end(delta: TokenDelta) -> None:
     if delta.error is not None:
         raise RequestFailed(delta.error)
     if delta.finish_reason == "timeout":
-        raise_it = "raise X-Request-Timeout, or --request-timeout of the server"
-        message = f"the request took longer than its timeout: ask for fewer tokens, or {raise_it}"
-        # A client that retries would wait as long again.
-        raise ApiError(message, status=408, code="request_timeout", headers={"X-Should-Retry": "false"})
+        raise timed_out("ask for fewer tokens")
     if delta.finish_reason == "cancelled":
         raise draining("the server shut down before the answer was complete")
 

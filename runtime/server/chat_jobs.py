@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
 
+from llmc.runtime.binding.placed_rows import PlacedRows
+from llmc.runtime.images.image_prompt import ImagePrompt
 from llmc.runtime.outputs import TokenDelta
 from llmc.runtime.server.request_stream import RequestStream
 
@@ -53,19 +56,33 @@ async def prepare_chat(
         prompt_logprobs=body.prompt_logprobs,
         show_special_tokens=plan.show_special_tokens,
     )
+    deadline_s = answers.deadline_of(server, request)
     # Last, since it takes longest: nothing else is left to be refused.
-    placed = await server.images.placed(request, images, ids)
+    placed, left_s = await _placed(server, request, images, ids, deadline_s)
     engine_request = EngineRequest(
         request_id=request_id,
         prompt_token_ids=tuple(ids),
         params=params,
         priority=body.priority or 0,
-        deadline_s=answers.deadline_of(server, request),
+        deadline_s=left_s,
         guide=guide,
         adapter=server.adapter_id(model),
         placed=placed,
     )
     return PreparedChat(engine_request, plan.output(ids, request_id))
+
+
+async def _placed(
+    server: ServerContext, request: Request, images: ImagePrompt, ids: Sequence[int], limit_s: float | None
+) -> tuple[Sequence[PlacedRows], float | None]:
+    """The rows of a prompt's images, and what they leave of its seconds. Raises as ImageWork, and ApiError for a
+    request without time left."""
+    begun = time.monotonic()
+    try:
+        placed = await server.images.placed(request, images, ids, limit_s)
+    except TimeoutError as error:
+        raise answers.timed_out("give fewer or smaller images") from error
+    return placed, None if limit_s is None else max(0.0, limit_s - (time.monotonic() - begun))
 
 
 async def count_prompt(server: ServerContext, body: ChatRequest) -> int:

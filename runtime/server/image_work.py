@@ -32,9 +32,14 @@ class ImageWork:
         # The tower's own threads work on one image; a second one would only take turns with it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmc-images", initializer=lambda: give_way(NICE))
 
-    async def placed(self, request: Request, prompt: ImagePrompt, ids: Sequence[int]) -> Sequence[PlacedRows]:
-        """The rows of a prompt's images among its token ids. Raises ClientGone if the client leaves before, QueueFull,
-        ServerStopping, ImageError, and LlmcError if the device fails."""
+    async def placed(
+        self, request: Request, prompt: ImagePrompt, ids: Sequence[int], limit_s: float | None = None
+    ) -> Sequence[PlacedRows]:
+        """The rows of a prompt's images among its token ids. Raises ClientGone if the client leaves before,
+        TimeoutError after limit_s seconds, QueueFull, ServerStopping, ImageError, and LlmcError if the device fails.
+
+        No image is begun for a client that has left, or after the limit.
+        """
         if not prompt.pictures:
             return ()
         if self.num_waiting >= self._most_waiting:
@@ -54,7 +59,8 @@ class ImageWork:
             self.num_waiting -= 1
             raise ServerStopping(_STOPPING) from error
         try:
-            return await until_gone(request, gone.set, running)
+            async with asyncio.timeout(limit_s):
+                return await until_gone(request, gone.set, running)
         except TowerClosed as error:
             raise ServerStopping(_STOPPING) from error
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,55 @@ def test_nothing_is_encoded_for_a_client_that_left(running: Running, monkeypatch
     assert answers[0].status_code == 200
     assert sizes == [(31, 31)]
     assert work.num_waiting == 0
+
+
+def test_a_time_limit_counts_the_wait_for_images(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = running.server.images
+    tower = work.tower
+    assert tower is not None
+    go_on, begun, sizes = threading.Event(), threading.Event(), list[tuple[int, int]]()
+    rows = tower.rows
+
+    def slow(seen: Any) -> Any:
+        sizes.append(seen.picture.size)
+        begun.set()
+        assert go_on.wait(60)
+        return rows(seen)
+
+    monkeypatch.setattr(tower, "rows", slow)
+    answers: list[httpx.Response] = []
+    first = threading.Thread(
+        target=lambda: answers.append(running.post(CHAT, messages=_asked(_url(picture(41, 41))), **SETTINGS))
+    )
+    first.start()
+    assert begun.wait(60)
+    body = {"messages": _asked(_url(picture(42, 42))), **SETTINGS}
+    error = error_of(running.client.post(CHAT, json=body, headers={"X-Request-Timeout": "0.3"}), 408)
+    assert error["code"] == "request_timeout"
+    assert "give fewer or smaller images" in error["message"]
+    until(lambda: work.num_waiting == 1)
+    go_on.set()
+    first.join()
+    assert answers[0].status_code == 200
+    assert running.client.post(CHAT, json=body, headers={"X-Request-Timeout": "x"}).status_code == 400
+    assert sizes == [(41, 41)]
+
+
+def test_the_answer_has_the_time_that_images_leave(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    tower = running.server.images.tower
+    assert tower is not None
+    rows, limits = tower.rows, list[float | None]()
+
+    def slow(seen: Any) -> Any:
+        time.sleep(0.2)
+        return rows(seen)
+
+    monkeypatch.setattr(tower, "rows", slow)
+    monkeypatch.setattr(running.engine, "on_submit", [lambda request: limits.append(request.deadline_s)])
+    body = {"messages": _asked(_url(picture(43, 43))), **SETTINGS}
+    assert running.client.post(CHAT, json=body, headers={"X-Request-Timeout": "1000"}).status_code == 200
+    assert running.client.post(CHAT, json=body).status_code == 200
+    (left, none) = limits
+    assert left is not None
+    assert 0 < left <= 1000 - 0.2
+    assert none is None
