@@ -174,7 +174,7 @@ def serve_command(
     from llmc.runtime.server.hosts import is_loopback
     from llmc.runtime.server.run import serve
 
-    planner = WarmUpPlanner(artifact, warm, device.options(), speculation.draft)
+    planner = WarmUpPlanner(artifact, warm, device.options(), speculation.draft, given["images"])
 
     config = ServerConfig(
         artifact=artifact,

@@ -21,7 +21,9 @@ def draft_memory(draft: Path | None) -> DraftMemory | None:
     if draft is None:
         return None
     with Artifact(draft) as artifact:
-        return DraftMemory.of(artifact.info, graph_set_bytes(artifact.graphs(), artifact.info.vocab_size))
+        info = artifact.info
+        graphs = graph_set_bytes(artifact.graphs(), info.vocab_size, states_width=info.states_width)
+        return DraftMemory.of(info, graphs)
 
 
 @contextmanager

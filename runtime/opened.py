@@ -98,11 +98,12 @@ class Opened(Frontend, ABC):
             max_num_seqs=max_num_seqs,
             num_states=num_states,
         )
+        tower = None if images is None else Path(images)
         found = self._artifact_path(Path(path))
         self.budget: Budget | None = None
         if budget is not None:
             with Artifact(found) as artifact:
-                self.budget = decide_budget(artifact, budget, num_blocks, device_options, speculation.draft)
+                self.budget = decide_budget(artifact, budget, num_blocks, device_options, speculation.draft, tower)
         engine_options = {
             "num_threads": num_threads,
             "pin_threads": pin_threads,
@@ -120,7 +121,6 @@ class Opened(Frontend, ABC):
             **({} if self.budget is None else self.budget.device_options),
             **(device_options or {}),
         }
-        tower = None if images is None else Path(images)
         opening = Opening(misses, speculation, chat_template, engine_options, tower)
         opened = self._open_engine(found, opening)
         try:

@@ -10,6 +10,7 @@ from llmc.machine import available_memory
 from llmc.runtime.warm_up.budget import Budget, BudgetOptions, plan_budget, size_order
 from llmc.runtime.warm_up.cut_steps import least_cut_rows
 from llmc.runtime.warm_up.device_budget import device_room, plan_on_device
+from llmc.runtime.warm_up.tower_memory import tower_memory
 from llmc.runtime.warm_up.warm_up import OnWarmStep, WarmPlan, WarmUp
 
 from .binding import Artifact, ArtifactInfo, GraphInfo
@@ -23,21 +24,23 @@ def decide_budget(
     num_blocks: int,
     device_options: Mapping[str, Any] | None = None,
     draft: Path | None = None,
+    images: Path | None = None,
 ) -> Budget | None:
     """The budget that `options` request; None without options. device_options: those that select the device. draft:
-    artifact of a draft model, which is budgeted too. Raises BudgetError, RequestError if blocks are given, and
-    LlmcError without the device."""
+    artifact of a draft model, images: of what encodes images; both are budgeted, too. Raises BudgetError, RequestError
+    if blocks are given, and LlmcError without the device."""
     if options is None:
         return None
     if num_blocks:
         raise RequestError(f"num_blocks {num_blocks} leaves a budget nothing to decide: give kv_bytes instead")
     graphs = artifact.graphs()
     room = device_room(artifact.info, device_options or {})
-    beside = draft_memory(draft)
+    beside, tower = draft_memory(draft), tower_memory(images)
     if room is not None:
-        return plan_on_device(artifact.info, graphs, size_order(graphs), room, options, beside)
+        return plan_on_device(artifact.info, graphs, size_order(graphs), room, options, beside, tower)
     cut_rows = least_cut_rows(artifact.path, artifact.info, device_options or {})
-    return plan_budget(artifact.info, graphs, size_order(graphs), available_memory(), options, beside, cut_rows)
+    order, free = size_order(graphs), available_memory()
+    return plan_budget(artifact.info, graphs, order, free, options, beside, cut_rows, tower)
 
 
 def warm(

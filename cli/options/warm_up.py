@@ -95,8 +95,10 @@ class WarmUpPlanner:
         options: WarmOptions,
         device: Mapping[str, Any] | None = None,
         draft: Path | None = None,
+        images: Path | None = None,
     ) -> None:
-        """device: options that choose the device. draft: artifact of a draft model, part of the budget.
+        """device: options that choose the device. draft: artifact of a draft model, images: of what encodes images;
+        both are part of the budget.
 
         Raises BucketError, BudgetError, ManifestError, RanksError for an invalid option of ranks, and LlmcError if an
         artifact cannot be opened.
@@ -117,15 +119,16 @@ class WarmUpPlanner:
             from llmc.runtime.drafts import draft_memory
             from llmc.runtime.warm_up.cut_steps import least_cut_rows
             from llmc.runtime.warm_up.device_budget import device_room, plan_on_device
+            from llmc.runtime.warm_up.tower_memory import tower_memory
 
             room = device_room(info, device or {})
-            beside = draft_memory(draft)
+            beside, tower = draft_memory(draft), tower_memory(images)
             if room is None:
                 cut_rows = least_cut_rows(artifact, info, device or {})
                 free = available_memory()
-                self.budget = plan_budget(info, graphs, self._order, free, options.budget, beside, cut_rows)
+                self.budget = plan_budget(info, graphs, self._order, free, options.budget, beside, cut_rows, tower)
             else:
-                self.budget = plan_on_device(info, graphs, self._order, room, options.budget, beside)
+                self.budget = plan_on_device(info, graphs, self._order, room, options.budget, beside, tower)
             for line in self.budget.lines:
                 say(f"memory: {line}")
         self._recorder: CostRecorder | None = None

@@ -29,6 +29,11 @@ from llmc.runtime.request_error import RequestError
 CACHE_BYTES = 256 << 20
 """Of encoded rows."""
 _TABLE, _SUM = "images", "sha256"
+_SHARED_OPTIONS = (
+    *("eager", "num_threads", "weight_memory"),
+    *("device_number", "opencl_library", "cuda_library", "program_cache", "dependent_launches"),
+)
+"""Options of the engine's device that hold for the tower's, too."""
 
 
 class TowerClosed(RequestError):
@@ -169,12 +174,10 @@ def open_tower(
 
 
 def tower_options(engine_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the device for a tower beside an engine with these options. Its threads sleep when it has nothing to
-    do, and none of them holds a CPU that the engine's need."""
-    from llmc.runtime.binding.devices import DEVICE_OPTIONS
-
-    names = {name for options in DEVICE_OPTIONS.values() for name in options}
-    given = {name: value for name, value in engine_options.items() if name in names}
+    """Options of the device for a tower beside an engine with these options: the same device, with as many threads.
+    They sleep when it has nothing to do, and none of them holds a CPU that the engine's need. Memory of the engine's
+    graphs, and weights of it on the host, are its own."""
+    given = {name: value for name, value in engine_options.items() if name in _SHARED_OPTIONS}
     return {**given, "pin_threads": False, "idle_spin_us": 0}
 
 

@@ -7,6 +7,7 @@ the graphs leave unused goes to the KV cache instead of lying idle.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,30 +113,32 @@ class Budget:
         }
 
 
-def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int, cut_rows: int = 0) -> int:
-    """Bytes of a set of graphs: one arena and one set of inputs and logits, each as large as its largest user, plus the
-    commands of all graphs.
+def graph_set_bytes(graphs: Iterable[GraphInfo], vocab_size: int, cut_rows: int = 0, states_width: int = 0) -> int:
+    """Bytes of a set of graphs: one arena and one set of inputs, logits and hidden states, each as large as its largest
+    user, plus the commands of all graphs.
 
     cut_rows: rows from which on a step may have a second part, with the same once more (`least_cut_rows`); 0: none has.
+    states_width: of a row of hidden states, which a drafting head or images need; 0: there are none.
     """
     kept = tuple(graphs)
     commands = sum(graph.num_commands for graph in kept) * COMMAND_BYTES
-    found = _step_bytes(kept, vocab_size) + commands
+    found = _step_bytes(kept, vocab_size, states_width) + commands
     if cut_rows:
-        found += _step_bytes((graph for graph in kept if graph.max_tokens >= cut_rows), vocab_size) + commands
+        cut = (graph for graph in kept if graph.max_tokens >= cut_rows)
+        found += _step_bytes(cut, vocab_size, states_width) + commands
     return found
 
 
-def _step_bytes(graphs: Iterable[GraphInfo], vocab_size: int) -> int:
-    """What a step uses: arena, inputs and logits."""
-    arena = inputs = samples = 0
+def _step_bytes(graphs: Iterable[GraphInfo], vocab_size: int, states_width: int) -> int:
+    """What a step uses: arena, inputs, logits and hidden states."""
+    arena = inputs = samples = tokens = 0
     for graph in graphs:
         arena = max(arena, graph.arena_bytes)
         table = graph.max_blocks or graph.max_seqs * graph.max_blocks_per_seq
         rows = table + 2 * graph.max_seqs + graph.max_samples
         inputs = max(inputs, graph.max_tokens * _TOKEN_INPUT_BYTES + rows * _INT_BYTES)
-        samples = max(samples, graph.max_samples)
-    return arena + inputs + samples * vocab_size * _FLOAT_BYTES
+        samples, tokens = max(samples, graph.max_samples), max(tokens, graph.max_tokens)
+    return arena + inputs + (samples * vocab_size + tokens * states_width) * _FLOAT_BYTES
 
 
 def base_graphs(graphs: Sequence[GraphInfo], *, smallest: bool = False) -> tuple[int, ...]:
@@ -188,9 +191,10 @@ def plan_budget(
     options: BudgetOptions,
     draft: DraftMemory | None = None,
     cut_rows: int = 0,
+    tower_bytes: int = 0,
 ) -> Budget:
     """Plans for `available` bytes, shared equally by the ranks of a host. order: all graphs by index, the ones to keep
-    first. cut_rows: as for `graph_set_bytes`. Raises BudgetError."""
+    first. cut_rows: as for `graph_set_bytes`. tower_bytes: of what encodes images. Raises BudgetError."""
     lines, weight_bytes = [], info.weight_bytes
     if info.num_ranks > 1:
         mpi = mpi_rank()
@@ -204,14 +208,15 @@ def plan_budget(
     )
     for_adapters = info.adapter_slots * info.adapter_bytes
     for_draft = 0 if draft is None else draft.fixed
-    left = usable - weight_bytes - for_adapters - for_draft
+    left = usable - weight_bytes - for_adapters - for_draft - tower_bytes
     # Where a prompt runs in one step, the largest graph serves all of them.
     base = base_graphs(graphs, smallest=not info.whole_prompts)
-    memory = _GraphMemory(graphs, info.vocab_size, cut_rows)
+    memory = _GraphMemory(graphs, info.vocab_size, cut_rows, info.states_width)
     least = memory.of(base)
     least_kv = least_kv_of(info, options, draft)
     room = f"room for adapters ({for_adapters}), " if for_adapters else ""
     room += f"the draft's weights and graphs ({for_draft}), " if for_draft else ""
+    room += f"what encodes images ({tower_bytes}), " if tower_bytes else ""
     if left < least + least_kv:
         raise BudgetError(
             f"memory-utilization {options.utilization:g} of {available} bytes is {usable}, but weights "
@@ -221,7 +226,7 @@ def plan_budget(
     reserved = int(left * options.graph_reserved)
     prompt_share = int(reserved * options.graph_prompt_ratio)
     held = f", room for adapters {size_text(for_adapters)}" if for_adapters else ""
-    held += draft_text(draft)
+    held += draft_text(draft) + tower_text(tower_bytes)
     lines.append(f"weights {size_text(weight_bytes)}{held}, {size_text(left)} left")
     lines.append(
         f"graph-reserved-memory {options.graph_reserved:g}: {size_text(reserved)} for graphs, of which "
@@ -258,6 +263,11 @@ def plan_budget(
 def draft_text(draft: DraftMemory | None) -> str:
     """Text on the fixed memory of a draft; it follows the model's weights."""
     return "" if draft is None else f", draft {size_text(draft.weights)} and {size_text(draft.graphs)} for its graphs"
+
+
+def tower_text(tower_bytes: int) -> str:
+    """Text on the memory of what encodes images; it follows the model's weights and the draft."""
+    return f", encoding of images {size_text(tower_bytes)}" if tower_bytes else ""
 
 
 def most_kv(room: int, info: ArtifactInfo) -> int:
@@ -309,9 +319,10 @@ class _GraphMemory:
     graphs: Sequence[GraphInfo]
     vocab_size: int
     cut_rows: int
+    states_width: int
 
     def of(self, which: Iterable[int]) -> int:
-        return graph_set_bytes((self.graphs[i] for i in which), self.vocab_size, self.cut_rows)
+        return graph_set_bytes((self.graphs[i] for i in which), self.vocab_size, self.cut_rows, self.states_width)
 
 
 def _keep(
@@ -351,7 +362,8 @@ def _graph_lines(memory: _GraphMemory, kept: set[int], graph_bytes: int) -> list
         parts.append(f"{len(mine)} of {len(all_of)} {name} graphs in {used}")
     lines = [f"{', '.join(parts)}; all in {size_text(graph_bytes)}, the arena is shared"]
     if memory.cut_rows and any(graphs[i].max_tokens >= memory.cut_rows for i in kept):
-        second = graph_bytes - graph_set_bytes((graphs[i] for i in kept), memory.vocab_size)
+        whole = dataclasses.replace(memory, cut_rows=0)
+        second = graph_bytes - whole.of(kept)
         lines.append(f"of that, {size_text(second)} for the second parts of steps of {memory.cut_rows} rows and more")
     missing = [str(graphs[i].bucket) for i in range(len(graphs)) if i not in kept]
     if missing:

@@ -25,6 +25,7 @@ from llmc.runtime.warm_up.budget import (
     least_kv_of,
     most_kv,
     size_text,
+    tower_text,
 )
 from llmc.runtime.warm_up.draft_memory import DraftMemory, kv_beside_draft
 
@@ -77,22 +78,24 @@ def plan_on_device(
     room: DeviceRoom,
     options: BudgetOptions,
     draft: DraftMemory | None = None,
+    tower_bytes: int = 0,
 ) -> Budget:
-    """Decides under the free bytes of the device. order: all graphs by index, the ones to record first. Raises
-    BudgetError."""
+    """Decides under the free bytes of the device. order: all graphs by index, the ones to record first. tower_bytes: of
+    what encodes images there. Raises BudgetError."""
     free = room.free
     usable = int(free * options.utilization)
     for_draft = 0 if draft is None else draft.fixed
     weight_bytes = info.rank_weight_bytes - room.offloaded  # of several ranks, each has a device
-    left = usable - weight_bytes - for_draft
-    shared = graph_set_bytes(graphs, info.vocab_size)
+    left = usable - weight_bytes - for_draft - tower_bytes
+    shared = graph_set_bytes(graphs, info.vocab_size, states_width=info.states_width)
     least_kv = least_kv_of(info, options, draft)
     held = f"the draft's weights and graphs ({for_draft}), " if for_draft else ""
+    held += f"what encodes images ({tower_bytes}), " if tower_bytes else ""
     if left < shared + least_kv:
         raise BudgetError(
             f"memory-utilization {options.utilization:g} of the device's {free} free bytes is {usable}, but weights "
             f"({weight_bytes}), {held}what graphs share ({shared}) and the KV cache of one sequence "
-            f"({least_kv}) need {weight_bytes + for_draft + shared + least_kv}: raise it{fewer_states(options)}, "
+            f"({least_kv}) need {usable - left + shared + least_kv}: raise it{fewer_states(options)}, "
             "free memory of the device, or choose another one"
         )
     # No graph is lost without its recording: they give way to the KV cache of one sequence.
@@ -108,7 +111,8 @@ def plan_on_device(
     kv_bytes = options.kv_bytes or most_kv(kv_bytes, info)
     lines = (
         f"{size_text(free)} free on the device, memory-utilization {options.utilization:g}: {size_text(usable)} to use",
-        f"weights {size_text(weight_bytes)}{_host_text(room)}{draft_text(draft)}, {size_text(left)} left",
+        f"weights {size_text(weight_bytes)}{_host_text(room)}{draft_text(draft)}{tower_text(tower_bytes)}, "
+        f"{size_text(left)} left",
         f"{len(graphs)} graphs share {size_text(shared)}; graph-reserved-memory {options.graph_reserved:g} leaves "
         f"{size_text(recorded)} for their recordings, of which graph-prompt-ratio {options.graph_prompt_ratio:g} gives "
         f"{prompt_mib} MiB to prompts and {mib - prompt_mib} MiB to decode; graphs beyond it run as launches of "

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from llmc.cli.main import main
+from llmc.cli.options.warm_up import WarmOptions, WarmUpPlanner
 from llmc.runtime.llm import LLM
 from llmc.runtime.params import SamplingParams
+from llmc.runtime.warm_up.budget import BudgetOptions, size_text
+from llmc.runtime.warm_up.tower_memory import tower_memory
 
 from support.image_forms import encoded, picture
 from support.seeing_chat import Seeing, compile_seeing_chat
@@ -44,6 +47,18 @@ def test_images_of_flags_and_files(seeing: Seeing, tmp_path: Path, capsys: pytes
     assert main(line) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["token_ids"] == list(chat.outputs[0].token_ids)
+
+
+def test_a_budget_counts_what_encodes_images(seeing: Seeing, capsys: pytest.CaptureFixture[str]) -> None:
+    with LLM(seeing.text, images=seeing.tower, num_threads=1, memory_utilization=0.3) as llm:
+        assert llm.budget is not None
+        lines = llm.budget.lines
+        (answer,) = llm.generate({"prompt": "<image>What is it?", "images": [picture(60, 40)]})
+    assert answer.error is None
+    counted = f", encoding of images {size_text(tower_memory(seeing.tower))}, "
+    assert any(counted in line for line in lines)
+    WarmUpPlanner(seeing.text, WarmOptions(budget=BudgetOptions(0.3), measure=False), images=seeing.tower)
+    assert counted in capsys.readouterr().err
 
 
 def test_results_are_not_continued_with_other_images(

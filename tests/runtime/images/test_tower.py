@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from llmc.runtime.binding.devices import DEVICE_OPTIONS
 from llmc.runtime.images.image_error import ImageError, NoImages
 from llmc.runtime.images.rows_cache import RowsCache
-from llmc.runtime.images.tower import Tower, TowerClosed, check_fit
+from llmc.runtime.images.tower import Tower, TowerClosed, check_fit, tower_options
 
 from support.image_forms import MISTRAL3, SMOLVLM, HeldEncoder, SumEncoder, encoded, form_of, picture
 
@@ -80,6 +81,24 @@ def test_a_sliver_is_refused(tmp_path: Path) -> None:
     form = form_of(tmp_path, MISTRAL3)
     with pytest.raises(ImageError, match="an image of 5000x2 pixels: it is too narrow"):
         Tower(form, SumEncoder(form, 4), "tower").look(picture(5000, 2))
+
+
+def test_a_tower_has_the_device_of_its_engine_and_none_of_its_budgets() -> None:
+    shared = {
+        "eager": True,
+        "num_threads": 3,
+        "device_number": "1",
+        "cuda_library": "libcuda.so",
+        "weight_memory": "auto",
+    }
+    own = {
+        "offload_mib": 100, "offload_ring_mib": 10, "graph_mib": 7, "graph_prompt_mib": 2, "graph_order": "1,0",
+        "kv_bytes": 1 << 20, "max_num_seqs": 4,
+    }  # fmt: skip
+    found = tower_options({**shared, **own, "pin_threads": True, "idle_spin_us": 1000})
+    assert found == {**shared, "pin_threads": False, "idle_spin_us": 0}
+    names = {name for options in DEVICE_OPTIONS.values() for name in options}
+    assert set(found) <= names
 
 
 def test_artifacts_must_fit(tmp_path: Path) -> None:

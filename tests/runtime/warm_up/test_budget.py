@@ -25,7 +25,9 @@ from llmc.runtime.warm_up.budget import (
     size_order,
     size_text,
 )
+from llmc.runtime.warm_up.device_budget import DeviceRoom, plan_on_device
 from llmc.runtime.warm_up.draft_memory import DraftMemory
+from llmc.runtime.warm_up.tower_memory import tower_bytes
 
 VOCAB, BLOCK, MAX_LEN, KV_BLOCK = 100, 16, 64, 1000
 
@@ -179,6 +181,48 @@ def test_a_draft_has_its_part(available: int, kv_block: int, block_size: int, fi
     assert both(budget.kv_bytes + KV_BLOCK) > room
     assert budget.kv_bytes // KV_BLOCK > MAX_LEN // BLOCK
     assert any("the draft's" in line for line in budget.lines)
+
+
+@given(st.integers(22_000, 200_000), st.integers(1, 150_000))
+def test_what_encodes_images_has_its_part(available: int, tower: int) -> None:
+    """The rest is divided as if the model were alone with it."""
+    options, order = BudgetOptions(1.0, 0.5), range(len(LADDER))
+    try:
+        alone = plan_budget(info(), LADDER, order, available - tower, options)
+    except BudgetError:
+        with pytest.raises(BudgetError):
+            plan_budget(info(), LADDER, order, available, options, tower_bytes=tower)
+        return
+    beside = plan_budget(info(), LADDER, order, available, options, tower_bytes=tower)
+    assert (beside.kept, beside.kv_bytes) == (alone.kept, alone.kv_bytes)
+    assert any(f"encoding of images {size_text(tower)}" in line for line in beside.lines)
+
+
+def test_a_device_has_less_room_beside_what_encodes_images() -> None:
+    options, order, tower = BudgetOptions(1.0, 0.5), range(len(LADDER)), 20_000
+    alone = plan_on_device(info(), LADDER, order, DeviceRoom(60_000 - tower), options)
+    beside = plan_on_device(info(), LADDER, order, DeviceRoom(60_000), options, None, tower)
+    assert beside.kv_bytes == alone.kv_bytes
+    assert any(f"encoding of images {size_text(tower)}" in line for line in beside.lines)
+    with pytest.raises(BudgetError, match=r"what encodes images \(20000\)"):
+        plan_on_device(info(), LADDER, order, DeviceRoom(25_000), options, None, tower)
+
+
+def test_a_tower_takes_what_its_device_allocates() -> None:
+    """Weights, arena, inputs, commands, rows, patches, and a KV cache for the largest image."""
+    facts = dataclasses.replace(info(7_000), vector_width=24, states_width=50)
+    small, large = graph("prefill", 1, 16, 300), graph("prefill", 1, 40, 900)
+    inputs, rows, patches = brute_bytes([small, large]) - VOCAB * 4, 24 * 4, 40 * 50 * 4
+    assert tower_bytes(facts, [small, large]) == 7_000 + inputs + rows + patches + (3 + 1) * KV_BLOCK
+
+
+def test_hidden_states_have_memory_of_their_own() -> None:
+    facts, order = dataclasses.replace(info(), states_width=30), range(len(LADDER))
+    tokens = max(graph.max_tokens for graph in LADDER)
+    seeing = plan_budget(facts, LADDER, order, 100_000, BudgetOptions(1.0, 0.9))
+    blind = plan_budget(info(), LADDER, order, 100_000, BudgetOptions(1.0, 0.9))
+    assert seeing.kept == blind.kept == tuple(order)
+    assert blind.kv_bytes - seeing.kv_bytes == tokens * 30 * 4
 
 
 def test_what_graphs_leave_goes_to_the_cache() -> None:
