@@ -12,11 +12,13 @@ DEFAULT_IMAGES = 16
 @dataclass(frozen=True)
 class ImageLimits:
     """images: most of one request. bytes: of one image as it is sent. pixels: of one image, checked before it is
-    unpacked; the default has room for the largest photographs of phones."""
+    unpacked; the default has room for the largest photographs of phones. side: pixels of the longer side; the default
+    is the most that JPEG has. Resizing takes memory for each line and column, whatever the other side."""
 
     images: int = DEFAULT_IMAGES
     bytes: int = 32 << 20
     pixels: int = 64 << 20
+    side: int = (1 << 16) - 1
 
     def check_count(self, count: int) -> None:
         """Raises ImageError."""
@@ -32,3 +34,5 @@ class ImageLimits:
         """Raises ImageError."""
         if width * height > self.pixels:
             raise ImageError(f"an image has {width}x{height} pixels: give at most {self.pixels} in all")
+        if max(width, height) > self.side:
+            raise ImageError(f"an image has {width}x{height} pixels: give at most {self.side} on each side")

@@ -43,7 +43,7 @@ class Picture:
         require_pillow()
         if isinstance(given, bytes):
             limits.check_bytes(len(given))
-            with _readable():
+            with readable():
                 image = _open(given)
                 limits.check_size(*image.size)
                 turned = _is_turned(image, given)
@@ -52,7 +52,7 @@ class Picture:
             self._given: bytes | Image = given
         else:
             limits.check_size(*given.size)
-            with _readable():
+            with readable():
                 self._given = _as_seen(given)
             self.size = self._given.size
             self.identity = hashlib.sha256(repr(self.size).encode() + self._given.tobytes()).digest()
@@ -63,7 +63,7 @@ class Picture:
         """The picture in RGB, upright. Raises ImageError if it cannot be unpacked."""
         if not isinstance(self._given, bytes):
             return self._given
-        with _readable():
+        with readable():
             return _as_seen(_open(self._given))
 
 
@@ -93,7 +93,7 @@ def _as_seen(image: Image) -> Image:
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
+def readable() -> Iterator[None]:
     """Turns the library's errors into ImageError. Its own limit on pixels is not that of the request."""
     from PIL import Image, UnidentifiedImageError
 
@@ -105,6 +105,8 @@ def _readable() -> Iterator[None]:
         raise ImageError(f"an image is of no known format, or damaged: give {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError as error:
         raise ImageError(f"an image has too many pixels: {_line(error)}") from None
+    except MemoryError:
+        raise ImageError("an image needs more memory than there is: give one with fewer pixels") from None
     except Exception as error:  # decoders raise whatever a damaged file leads to
         raise ImageError(f"an image cannot be decoded: {_line(error)}; give one of {', '.join(FORMATS)}") from error
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from llmc.images.form import ImageForm
 from llmc.images.tiling import Tiling
+from llmc.runtime.images.picture import readable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -17,18 +18,19 @@ _VALUES = 256
 
 
 def tiles_of(picture: Image, tiling: Tiling, form: ImageForm) -> list[npt.NDArray[np.float32]]:
-    """Normalized pixels of each tile: float32 [channels, height, width]."""
+    """Normalized pixels of each tile: float32 [channels, height, width]. Raises ImageError, as for want of memory."""
     from PIL.Image import Resampling
 
     resample = Resampling(form.resample)
-    for size in tiling.resizes:
-        picture = picture.resize(size, resample)
     table = _normalized(form)
     tiles = []
-    for tile in tiling.tiles:
-        cut = picture.resize(tile.size, resample) if tile.box is None else picture.crop(tile.box)
-        pixels = np.asarray(cut)
-        tiles.append(np.stack([table[channel][pixels[:, :, channel]] for channel in range(form.channels)]))
+    with readable():
+        for size in tiling.resizes:
+            picture = picture.resize(size, resample)
+        for tile in tiling.tiles:
+            cut = picture.resize(tile.size, resample) if tile.box is None else picture.crop(tile.box)
+            pixels = np.asarray(cut)
+            tiles.append(np.stack([table[channel][pixels[:, :, channel]] for channel in range(form.channels)]))
     return tiles
 
 

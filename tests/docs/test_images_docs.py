@@ -115,6 +115,7 @@ def test_what_it_says_of_the_code() -> None:
     assert ServerConfig(Path(), ()).max_images == limits.images
     assert f"{limits.bytes >> 20} MiB in Python" in PAGE
     assert f"| {limits.pixels:,}, checked" in PAGE
+    assert f"longer side | {limits.side:,} |" in PAGE
     assert f"up to {CACHE_BYTES >> 20} MiB" in PAGE
     assert "Images are JPEG, PNG, WebP, GIF or BMP." in PAGE
     assert sorted(FORMATS) == ["BMP", "GIF", "JPEG", "PNG", "WEBP"]

@@ -6,16 +6,19 @@ import base64
 import io
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
+from llmc.images.kinds.registry import kind_of
 from llmc.runtime.images.image_error import ImageError
 from llmc.runtime.images.image_limits import ImageLimits
 from llmc.runtime.images.picture import FORMATS, Picture
+from llmc.runtime.images.pixels import tiles_of
 from llmc.runtime.images.sources import from_base64, from_python, from_url
 
-from support.image_forms import encoded, picture
+from support.image_forms import MISTRAL3, encoded, form_of, picture
 
 LIMITS = ImageLimits()
 
@@ -63,10 +66,24 @@ def _png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("size", [(100_000, 100_000), (1 << 30, 1), (9000, 9000)])
+@pytest.mark.parametrize("size", [(100_000, 100_000), (1 << 30, 1), (9000, 9000), (1, 1 << 26), (1 << 16, 1)])
 def test_bombs_are_refused_before_they_are_unpacked(size: tuple[int, int]) -> None:
     with pytest.raises(ImageError, match="pixels"):
         Picture(_png(*size), LIMITS)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("image is too wide")])
+def test_resizing_fails_with_a_sentence(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where memory ends: a request fails, and not the server."""
+    form, image = form_of(tmp_path, MISTRAL3), picture(50, 40)
+    tiling = kind_of(form).tiling(50, 40)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(image, "resize", fail)
+    with pytest.raises(ImageError, match=r"more memory than there is: give one with fewer|decoded: image is too wide"):
+        tiles_of(image, tiling, form)
 
 
 def test_limits() -> None:
@@ -74,6 +91,8 @@ def test_limits() -> None:
         Picture(bytes(1001), ImageLimits(bytes=1000))
     with pytest.raises(ImageError, match="an image has 20x20 pixels: give at most 399 in all"):
         Picture(picture(20, 20), ImageLimits(pixels=399))
+    with pytest.raises(ImageError, match="an image has 1x21 pixels: give at most 20 on each side"):
+        Picture(picture(1, 21), ImageLimits(side=20))
     with pytest.raises(ImageError, match="the request has 3 images: give at most 2"):
         ImageLimits(images=2).check_count(3)
 
