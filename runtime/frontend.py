@@ -36,8 +36,7 @@ Lora: TypeAlias = "str | Sequence[str | None] | None"
 @dataclass(frozen=True)
 class PreparedRequest:
     """A validated prompt. text: None if it was not given as text. make_guide: makes a guide per continuation. adapter:
-    the engine's number; 0 for none. images: those of the prompt. rows: of
-    the images, if they are encoded."""
+    the engine's number; 0 for none. images: those of the prompt. rows: of the images, if they are encoded."""
 
     index: int
     text: str | None
@@ -47,7 +46,6 @@ class PreparedRequest:
     make_guide: Callable[[], TokenGuide] | None
     adapter: int = 0
     images: ImagePrompt | None = None
-
     rows: tuple[PlacedRows, ...] | None = None
 
     def placed(self) -> tuple[PlacedRows, ...]:
@@ -121,17 +119,16 @@ class Frontend:
         None."""
         return SamplingParams.from_generation_config(self.generation_config, **overrides)
 
-    def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
+    def encode_chat(self, messages: Messages, /, **options: Any) -> list[int]:
         """Token ids of a conversation up to the start of the assistant's answer; options as for
         ChatTemplates.render."""
         return self._read_chat(messages, **options)[0]
 
-    def _read_chat(self, messages: Messages, **options: Any) -> tuple[list[int], ImagePrompt]:
+    def _read_chat(self, messages: Messages, /, **options: Any) -> tuple[list[int], ImagePrompt]:
         """Token ids of a conversation, and its images."""
 
         def render(plain: Messages, placeholder: str | None) -> str:
-            more = {} if placeholder is None else {"placeholder": placeholder}
-            return self.tokenizer.apply_chat_template(plain, **more, **options)
+            return self.tokenizer.apply_chat_template(plain, placeholder, **options)
 
         prompt = chat_prompt(self.tower, messages, options, render, from_python)
         # The template itself writes the special tokens.

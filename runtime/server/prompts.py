@@ -110,9 +110,9 @@ async def encode_chat_ids(
         try:
             text = tokenizer.apply_chat_template(
                 conversation,
+                placeholder,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
-                **({} if placeholder is None else {"placeholder": placeholder}),
                 **(variables or {}),
             )
         except OutOfTime:

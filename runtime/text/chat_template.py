@@ -62,11 +62,11 @@ class ChatTemplates:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        placeholder: str | None = None,
         /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        placeholder: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt of a conversation. `tools` are JSON schemas, `variables` any further variables of the template.

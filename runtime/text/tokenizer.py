@@ -159,9 +159,11 @@ class Tokenizer:
         """The source of the model's chat templates; empty without one."""
         return self._chat_templates.text
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
-        """The prompt of a conversation; options and errors are those of ChatTemplates.render."""
-        return self._chat_templates.render(messages, **options)
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], placeholder: str | None = None, /, **options: Any
+    ) -> str:
+        """The prompt of a conversation; arguments and errors are those of ChatTemplates.render."""
+        return self._chat_templates.render(messages, placeholder, **options)
 
 
 def artifact_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer | None:

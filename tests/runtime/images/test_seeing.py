@@ -106,7 +106,7 @@ def test_all_forms_of_a_prompt_have_the_same_bits(seeing: Seeing, llm: LLM, tmp_
     text = {"type": "text", "text": "What is it?"}
     chats = [[{"role": "user", "content": [part, text]}] for part in parts]
     outputs = llm.chat(chats, GREEDY)
-    rendered = llm.tokenizer.apply_chat_template(QUESTION, placeholder=seeing.placeholder)
+    rendered = llm.tokenizer.apply_chat_template(QUESTION, seeing.placeholder)
     outputs += llm.generate([{"prompt": rendered, "images": [data]}], GREEDY)
     outputs += llm.generate({"messages": chats[0]}, GREEDY)
     assert len(outputs) == 6
@@ -139,6 +139,13 @@ def test_a_text_without_placeholders_has_its_images_in_front(seeing: Seeing, llm
         llm.generate({"prompt": text, "images": [image]}, GREEDY)[0] for text in ("a cat", seeing.placeholder + "a cat")
     )
     assert _same(plain, placed)
+
+
+@pytest.mark.parametrize("name", ["placeholder", "messages", "plain", "render"])
+def test_variables_of_templates_may_have_any_name(llm: LLM, name: str) -> None:
+    image = picture(50, 60)
+    (expected,) = llm.chat(_asked(image), GREEDY)
+    assert _same(llm.chat(_asked(image), GREEDY, template_variables={name: "mine"})[0], expected)
 
 
 def test_many_tasks_of_one_loop(seeing: Seeing, llm: LLM) -> None:

@@ -85,6 +85,13 @@ def test_all_apis_show_the_model_the_same(running: Running) -> None:
     assert running.post(RESPONSES, **more).json()["usage"]["input_tokens"] > response["usage"]["input_tokens"]
 
 
+def test_variables_of_templates_may_have_any_name(running: Running) -> None:
+    asked = {"messages": _asked(_url(picture(60, 90))), **SETTINGS}
+    expected = running.post(CHAT, **asked).json()["choices"][0]["message"]
+    answer = running.post(CHAT, chat_template_kwargs={"placeholder": "mine"}, **asked)
+    assert answer.json()["choices"][0]["message"] == expected
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [

@@ -345,6 +345,14 @@ def test_parts_of_a_text_become_one_text_for_other_templates(template: str, text
     assert ours.render([{"role": "user", "content": parts}]) == text
 
 
+@pytest.mark.parametrize("placeholder", [None, "<image>"])
+def test_a_variable_may_have_the_name_of_an_argument(placeholder: str | None) -> None:
+    ours = ChatTemplates(Path(), {"chat_template": "{{ placeholder }} {{ messages[0].content }}"})
+    parts = [{"type": "text", "text": "Hi"}, *([] if placeholder is None else [{"type": "image"}])]
+    text = ours.render([{"role": "user", "content": parts}], placeholder, placeholder="mine")
+    assert text == "mine Hi" + ("" if placeholder is None else "\n<image>")
+
+
 @pytest.mark.parametrize(
     "part",
     [{"type": "image"}, {"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, "a text", {"text": "a"}],
