@@ -54,8 +54,7 @@ def text_prompt(tower: Tower | None, text: str, images: Sequence[Any], resolve: 
         return ImagePrompt(text)
     pictures = _looked(tower, images, resolve)
     assert tower is not None
-    placeholder = tower.form.placeholder
-    placed = text if placeholder in text else placeholder * len(images) + text
+    placed = text if tower.form.placeholder in text else tower.kind.in_front() * len(images) + text
     return _expanded(tower, placed, pictures, "the prompt")
 
 

@@ -33,21 +33,21 @@ def expanded(text: str, seen: Sequence[SeenPicture], form: ImageForm, where: str
 
 
 def runs_of(ids: Sequence[int], seen: Sequence[SeenPicture], form: ImageForm) -> list[tuple[int, int]]:
-    """(first, count) of each run of placeholders among the ids of an expanded text. Raises ImageError if they are not
-    those of the images, as where a tokenizer does not know the placeholder."""
-    found: list[tuple[int, int]] = []
-    for at, token in enumerate(ids):
-        if token != form.placeholder_id:
-            continue
-        if found and sum(found[-1]) == at:
-            found[-1] = found[-1][0], found[-1][1] + 1
-        else:
-            found.append((at, 1))
+    """(first, count) of each run of placeholders among the ids of an expanded text. Nothing need part two of them, as
+    where an image follows another one. Raises ImageError if they are not those of the images, as where a tokenizer does
+    not know the placeholder."""
+    places = [at for at, token in enumerate(ids) if token == form.placeholder_id]
     expected = [run for one in seen for tile in one.tiling.tiles for run in tile.runs]
-    if [count for _, count in found] != expected:
+    found, begin = list[tuple[int, int]](), 0
+    for count in expected:
+        run = places[begin : begin + count]
+        if len(run) == count and run[-1] - run[0] == count - 1:
+            found.append((run[0], count))
+        begin += count
+    if len(places) != begin or len(found) != len(expected):
         raise ImageError(
-            f"the prompt has {sum(count for _, count in found)} placeholders of images where {sum(expected)} are "
-            f"expected: the tokenizer must have {form.placeholder} as one token"
+            f"the prompt has {len(places)} placeholders of images where {begin} are expected, those of an image "
+            f"side by side: the tokenizer must have {form.placeholder} as one token"
         )
     return found
 

@@ -16,13 +16,16 @@ from llmc.compiler.images import compile_with_images
 
 from support.towers import PLACEHOLDER, make_seeing
 
-PLACEHOLDERS = {"smolvlm": "<image>", "mistral3": "[IMG]"}
+PLACEHOLDERS = {"smolvlm": "<image>", "mistral3": "[IMG]", "qwen3_vl": "<|image_pad|>"}
 _SPECIAL = {
     "smolvlm": (
         *("<pad>", "<s>", "</s>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<user>"),
         *("<image>", *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))),
     ),
     "mistral3": ("<pad>", "<s>", "</s>", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]", "[IMG]"),
+    "qwen3_vl": (
+        *("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
+    ),
 }
 _TEMPLATES = {
     "smolvlm": (
@@ -38,6 +41,14 @@ _TEMPLATES = {
         "{% for block in message['content'] %}{% if block['type'] == 'text' %}{{ block['text'] }}"
         "{% elif block['type'] in ['image', 'image_url'] %}[IMG]{% endif %}{% endfor %}{% endif %}[/INST]{% endif %}"
         "{% endfor %}"
+    ),
+    "qwen3_vl": (
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
+        "{% if message.content is string %}{{ message.content }}{% else %}{% for content in message.content %}"
+        "{% if content.type == 'image' or 'image' in content or 'image_url' in content %}"
+        "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in content %}{{ content.text }}{% endif %}"
+        "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     ),
 }
 """As those of the published models."""

@@ -51,6 +51,10 @@ class Kind(ABC):
     def text(self, tiling: Tiling) -> str:
         """What takes the place of one placeholder in a prompt. Its placeholders are the tiles' runs, in order."""
 
+    def in_front(self) -> str:
+        """What puts an image in front of a text: the placeholder, and the tokens around it if the model has some."""
+        return self.form.placeholder
+
     def _setting(self, name: str) -> Setting:
         return self.form.settings[name]
 

@@ -32,8 +32,8 @@ _USUAL = (64, 16, 8, 4, 2, 1)
 class Qwen(Kind):
     NAME = "qwen"
     MODEL_TYPES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-    SETTINGS: ClassVar = {"least_pixels": int, "most_pixels": int}
-    """Bounds of the resized picture's area."""
+    SETTINGS: ClassVar = {"least_pixels": int, "most_pixels": int, "start": str, "end": str}
+    """least_pixels, most_pixels: bounds of the resized picture's area. start, end: tokens around an image."""
     ON_AXES = True
 
     @classmethod
@@ -74,7 +74,12 @@ class Qwen(Kind):
             rope_theta=vision.table("rope_parameters").number("rope_theta", _THETA),
             rope_alternates=False,
             places_side=side,
-            settings={"least_pixels": least, "most_pixels": most},
+            settings={
+                "least_pixels": least,
+                "most_pixels": most,
+                "start": checkpoint.special_text("vision_start_token", "<|vision_start|>"),
+                "end": checkpoint.special_text("vision_end_token", "<|vision_end|>"),
+            },
         )
         form.check(told.origin)
         return form
@@ -111,3 +116,6 @@ class Qwen(Kind):
 
     def text(self, tiling: Tiling) -> str:
         return self.form.placeholder * tiling.num_rows
+
+    def in_front(self) -> str:
+        return f"{self._setting('start')}{self.form.placeholder}{self._setting('end')}"

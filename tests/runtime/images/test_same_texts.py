@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
@@ -19,12 +20,14 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 from llmc.images.kinds.registry import kind_of
 from llmc.runtime.images.image_error import ImageError
+from llmc.runtime.images.image_prompt import text_prompt
 from llmc.runtime.images.placing import expanded, placed_rows, runs_of
 from llmc.runtime.images.tower import Tower
 
-from support.image_forms import MISTRAL3, SMOLVLM, SumEncoder, form_of, picture, sizes
+from support.image_forms import MISTRAL3, QWEN3_5, SMOLVLM, SumEncoder, form_of, picture, sizes
 
 _SPECIAL = ("<image>", "<fake_token_around_image>", "<global-img>", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_QWENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 
 
 def _tokenizer() -> Tokenizer:
@@ -32,7 +35,7 @@ def _tokenizer() -> Tokenizer:
     alphabet = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE({text: number for number, text in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    names = (*_SPECIAL, *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)))
+    names = (*_SPECIAL, *_QWENS, *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)))
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     return tokenizer
 
@@ -50,6 +53,7 @@ def _files(files: Any, field: str, token: str) -> Any:
     return {**files, "config.json": {**files["config.json"], field: TOKENIZER.token_to_id(token)}}
 
 
+QWEN = _files(QWEN3_5, "image_token_id", "<|image_pad|>")
 IDEFICS3 = _files(SMOLVLM, "image_token_id", "<image>")
 PIXTRAL = _files(MISTRAL3, "image_token_index", "[IMG]")
 
@@ -101,6 +105,39 @@ def test_rows_are_at_the_placeholders(files: Any, tmp_path: Path) -> None:
     assert told == [row for one in rows for row in one.tolist()]
     assert len({one.identity for one in placed}) == len(placed)
     assert all(len(one.identity) == 32 for one in placed)
+
+
+@pytest.mark.parametrize("files", [IDEFICS3, PIXTRAL, QWEN])
+@pytest.mark.parametrize("between", [None, "", " and "])
+def test_each_image_has_its_own_rows(files: Any, between: str | None, tmp_path: Path) -> None:
+    """In front of a text, side by side, or apart: a run of placeholders that nothing parts may be of two images."""
+    form = form_of(tmp_path, files)
+    tower = Tower(form, SumEncoder(form, 3), "tower")
+    images = [picture(70, 50, seed=1), picture(90, 120, seed=2)]
+    text = "a cat" if between is None else between.join(2 * [form.placeholder])
+    prompt = text_prompt(tower, text, images, lambda image, _: image)
+    ids = TOKENIZER.encode(prompt.text).ids
+    prompt.check(ids)
+    placed = prompt.placed(ids)
+    assert placed is not None
+    covered = [at for one in placed for at in range(one.first, one.first + len(one.rows))]
+    assert covered == [at for at, token in enumerate(ids) if token == form.placeholder_id]
+    expected = np.concatenate([tower.rows(one) for one in prompt.pictures])
+    np.testing.assert_array_equal(np.concatenate([one.rows for one in placed]), expected)
+    around = [ids[at] for at in (placed[0].first - 1, placed[-1].first + len(placed[-1].rows)) if 0 <= at < len(ids)]
+    if files is QWEN and between is None:
+        assert around == [TOKENIZER.token_to_id(name) for name in _QWENS[:2]]
+
+
+def test_a_gap_in_an_image_is_found(tmp_path: Path) -> None:
+    form = form_of(tmp_path, QWEN)
+    tower = Tower(form, SumEncoder(form, 3), "tower")
+    seen = [tower.look(picture(70, 50, seed=seed)) for seed in range(2)]
+    rows, mark = seen[0].tiling.num_rows, form.placeholder_id
+    assert runs_of([1, *2 * rows * [mark]], seen, form) == [(1, rows), (1 + rows, rows)]
+    for ids in ([*(rows - 1) * [mark], 1, *(rows + 1) * [mark]], 2 * rows * [mark, 1], (2 * rows + 1) * [mark]):
+        with pytest.raises(ImageError, match=f"has {ids.count(mark)} placeholders of images where {2 * rows} are"):
+            runs_of(ids, seen, form)
 
 
 def test_counts_must_fit(tmp_path: Path) -> None:

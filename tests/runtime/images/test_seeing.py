@@ -20,6 +20,7 @@ from llmc.runtime.async_llm import AsyncLLM
 from llmc.runtime.binding.handle import ERROR_NAMES, LlmcError
 from llmc.runtime.images.image_error import ImageError, NoImages
 from llmc.runtime.images.pixels import tiles_of
+from llmc.runtime.images.placing import places_on_axes
 from llmc.runtime.llm import LLM
 from llmc.runtime.outputs import RequestOutput
 from llmc.runtime.params import SamplingParams
@@ -28,7 +29,7 @@ from llmc.runtime.request_error import RequestError
 from support.image_forms import encoded, picture
 from support.seeing_chat import PLACEHOLDERS, Seeing, compile_seeing_chat
 from support.tiny_models import reference_model
-from support.towers import PLACEHOLDER
+from support.towers import ON_AXES, PLACEHOLDER, logits_with_rows, rows_of_transformers
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, logprobs=0, ignore_eos=True)
 QUESTION = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}]
@@ -61,6 +62,9 @@ def _rows_of_transformers(seeing: Seeing, image: Any) -> np.ndarray[Any, Any]:
     """float32 [placeholders, D], of the tiles that are given to it."""
     form = read_image_form(seeing.model)
     tiling = kind_of(form).tiling(*image.size)
+    if seeing.family in ON_AXES:
+        (tile,) = tiles_of(image, tiling, form)
+        return rows_of_transformers(seeing.model, torch.from_numpy(tile))
     tiles = [torch.from_numpy(tile) for tile in tiles_of(image, tiling, form)]
     whole = reference_model(seeing.model).model
     if hasattr(whole, "vision_tower"):
@@ -78,7 +82,7 @@ def test_answers_to_an_image_are_those_of_transformers(seeing: Seeing, llm: LLM,
     ids = list(output.prompt_token_ids)
     rows, answer = _rows_of_transformers(seeing, image), output.outputs[0]
     assert ids.count(PLACEHOLDER) == len(rows)
-    logits = _logits(seeing.model, ids + list(answer.token_ids), rows)[len(ids) - 1 : -1].astype(np.float64)
+    logits = _logits(seeing, ids + list(answer.token_ids), rows, image.size)[len(ids) - 1 : -1].astype(np.float64)
     assert list(answer.token_ids) == logits.argmax(-1).tolist()
     expected = logits.max(-1) - np.log(np.exp(logits).sum(-1))
     assert answer.logprobs is not None
@@ -86,8 +90,13 @@ def test_answers_to_an_image_are_those_of_transformers(seeing: Seeing, llm: LLM,
 
 
 @torch.no_grad()
-def _logits(model: Path, ids: list[int], rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    whole = reference_model(model)
+def _logits(seeing: Seeing, ids: list[int], rows: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """size: width and height of the image."""
+    if seeing.family in ON_AXES:
+        form = read_image_form(seeing.model)
+        (tile,) = kind_of(form).tiling(*size).tiles
+        return logits_with_rows(seeing.model, ids, rows, ids.index(PLACEHOLDER), *places_on_axes(tile, form))
+    whole = reference_model(seeing.model)
     tokens = torch.tensor(ids)
     embedded = whole.get_input_embeddings()(tokens)
     embedded[tokens == PLACEHOLDER] = torch.from_numpy(rows)
@@ -133,12 +142,24 @@ def test_several_images_and_turns(seeing: Seeing, llm: LLM) -> None:
         assert all(_same(other.chat(one, GREEDY)[0], here) for one, here in zip((turn, more), alone, strict=False))
 
 
-def test_a_text_without_placeholders_has_its_images_in_front(seeing: Seeing, llm: LLM) -> None:
-    image = encoded(picture(50, 60))
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_text_without_placeholders_has_its_images_in_front(seeing: Seeing, llm: LLM, count: int) -> None:
+    images = [encoded(picture(50, 60, seed=seed)) for seed in range(count)]
+    front = kind_of(read_image_form(seeing.model)).in_front()
     plain, placed = (
-        llm.generate({"prompt": text, "images": [image]}, GREEDY)[0] for text in ("a cat", seeing.placeholder + "a cat")
+        llm.generate({"prompt": text, "images": images}, GREEDY)[0] for text in ("a cat", count * front + "a cat")
     )
     assert _same(plain, placed)
+
+
+def test_images_side_by_side_are_seen_in_order(seeing: Seeing, llm: LLM) -> None:
+    images = [encoded(picture(50, 60, seed=seed)) for seed in range(2)]
+    one, other = (
+        llm.generate({"prompt": f"{2 * seeing.placeholder}a cat", "images": given}, GREEDY)[0]
+        for given in (images, images[::-1])
+    )
+    assert one.prompt_token_ids == other.prompt_token_ids
+    assert not _same(one, other)
 
 
 @pytest.mark.parametrize("name", ["placeholder", "messages", "plain", "render"])
