@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmc.runtime.images.image_error import ImageError
+from llmc.runtime.images.sources import check_url
 from llmc.runtime.text.chat_template import IMAGE
 
 KINDS = frozenset({"image", "image_url", "input_image"})
 """Types of parts that are images, in the APIs of OpenAI and Anthropic, and in transformers."""
-_HELD = ("image", "url", "path", "image_url", "source")
-"""Keys of a part that may hold the image."""
+_URLS = ("url", "image_url", "source")
+"""Keys of a part that may hold the URL of an image."""
+_ANYTHING = ("image", "path")
+"""Keys of a part of the type `image` that may hold whatever an image may be given as."""
 
 
 def is_image(part: Any) -> bool:
@@ -45,12 +48,19 @@ def without_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[
 
 
 def held(part: Mapping[str, Any]) -> Any:
-    """What a part's image is given as. Raises ImageError."""
-    value = next((part[name] for name in _HELD if part.get(name) is not None), None)
+    """What a part's image is given as. Raises ImageError.
+
+    Only a part of the type `image` names files, and never by a URL: programs pass on messages that others wrote.
+    """
+    kept = next((part[name] for name in _ANYTHING if part.get(name) is not None), None)
+    if part["type"] == "image" and kept is not None and not isinstance(kept, Mapping):
+        return kept
+    value = next((part[name] for name in _URLS if part.get(name) is not None), kept)
     if isinstance(value, Mapping):
         value = value.get("url") or _of_source(value)
     if value is None:
         raise ImageError(f"a part of the type {part['type']} has no image: give it as a data: URL")
+    check_url(value)
     return value
 
 

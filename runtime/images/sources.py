@@ -22,18 +22,17 @@ _FETCHED = ("http://", "https://", "ftp://", "file://")
 _EXAMPLE = "data:image/png;base64,…"
 
 
-def check_url(url: str) -> None:
-    """Raises ImageError for a URL that is no data: URL. Others are never fetched: they could name addresses that only
-    this machine reaches."""
-    if _DATA.match(url) is None:
-        why = "is not fetched" if url.lower().startswith(_FETCHED) else "is no data: URL"
+def check_url(url: Any) -> None:
+    """Raises ImageError for what is no data: URL. Others are never fetched: they could name addresses that only this
+    machine reaches."""
+    if not isinstance(url, str) or _DATA.match(url) is None:
+        is_fetched = isinstance(url, str) and url.lower().startswith(_FETCHED)
+        why = "is not fetched" if is_fetched else "is no data: URL"
         raise ImageError(f"the image {shown(url)} {why}: send its bytes, as {_EXAMPLE}")
 
 
 def from_url(url: Any, limits: ImageLimits) -> bytes:
     """The bytes in a data: URL of a request. Raises ImageError for anything else."""
-    if not isinstance(url, str):
-        raise ImageError(f"the image {shown(url)} is no data: URL: send its bytes, as {_EXAMPLE}")
     check_url(url)
     return from_base64(url[url.index(",") + 1 :], limits)
 

@@ -14,6 +14,7 @@ from PIL import Image
 from llmc.images.kinds.registry import kind_of
 from llmc.runtime.images.image_error import ImageError
 from llmc.runtime.images.image_limits import ImageLimits
+from llmc.runtime.images.messages import without_images
 from llmc.runtime.images.picture import FORMATS, Picture
 from llmc.runtime.images.pixels import tiles_of
 from llmc.runtime.images.sources import from_base64, from_python, from_url
@@ -128,6 +129,42 @@ def test_data_urls() -> None:
 def test_other_urls_are_refused(url: str, why: str) -> None:
     with pytest.raises(ImageError, match=why):
         from_url(url, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"type": kind, name: "FILE"} for kind in ("image_url", "input_image") for name in ("image", "path")),
+        *({"type": kind, "image_url": "FILE"} for kind in ("image_url", "input_image", "image")),
+        {"type": "image_url", "image_url": {"url": "FILE"}},
+        {"type": "image_url", "image_url": {"url": "FILE"}, "image": "FILE"},
+        {"type": "image", "url": "FILE"},
+        {"type": "image", "source": "FILE"},
+        {"type": "image", "source": {"type": "url", "url": "FILE"}},
+        {"type": "image", "image": {"url": "FILE"}},
+        {"type": "image", "path": {"url": "FILE"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("as_path", [False, True])
+def test_urls_name_no_files(part: dict[str, Any], as_path: bool, tmp_path: Path) -> None:
+    """Programs pass on messages of their users."""
+    file = tmp_path / "cat.png"
+    file.write_bytes(encoded(picture(5, 5)))
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: filled(item) for name, item in value.items()}
+        return (file if as_path else str(file)) if value == "FILE" else value
+
+    with pytest.raises(ImageError, match="is no data: URL: send its bytes"):
+        without_images([{"role": "user", "content": [filled(part)]}])
+
+
+@pytest.mark.parametrize("name", ["image", "path"])
+def test_parts_of_images_name_files(name: str, tmp_path: Path) -> None:
+    part = {"type": "image", name: tmp_path / "cat.png"}
+    assert without_images([{"role": "user", "content": [part]}])[1] == [tmp_path / "cat.png"]
 
 
 def test_base64_is_measured_before_it_is_decoded() -> None:
