@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llmc.runtime.binding.placed_rows import PlacedRows
 
 Resolve = Callable[[Any, Any], Any]
-"""From what a part holds, and the limits, to bytes or an image of Pillow; see `sources`."""
+"""From what a part holds, and the limits, to bytes, an ImageFile or an image of Pillow; see `sources`."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.distribution import install_extra
 from llmc.runtime.images.image_error import ImageError, NoImages
+from llmc.runtime.images.image_file import ImageFile
 from llmc.runtime.images.image_limits import ImageLimits
+from llmc.shown import shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,20 +38,22 @@ def require_pillow() -> None:
 class Picture:
     """size: (width, height) as the picture is seen, after its EXIF orientation. identity: SHA-256 of what was given.
 
-    Raises ImageError for what is no picture, or is beyond the limits.
+    Of a file only the name is kept. Raises ImageError for what is no picture, or is beyond the limits.
     """
 
-    def __init__(self, given: bytes | Image, limits: ImageLimits) -> None:
+    def __init__(self, given: bytes | ImageFile | Image, limits: ImageLimits) -> None:
         require_pillow()
-        if isinstance(given, bytes):
-            limits.check_bytes(len(given))
+        self._limits = limits
+        if isinstance(given, (bytes, ImageFile)):
+            data = given if isinstance(given, bytes) else given.read(limits)
+            limits.check_bytes(len(data))
             with readable():
-                image = _open(given)
+                image = _open(data)
                 limits.check_size(*image.size)
-                turned = _is_turned(image, given)
+                turned = _is_turned(image, data)
             self.size: tuple[int, int] = (image.height, image.width) if turned else image.size
-            self.identity = hashlib.sha256(given).digest()
-            self._given: bytes | Image = given
+            self.identity = hashlib.sha256(data).digest()
+            self._given: bytes | ImageFile | Image = given
         else:
             limits.check_size(*given.size)
             with readable():
@@ -60,11 +64,19 @@ class Picture:
             raise ImageError(f"an image has {self.size[0]}x{self.size[1]} pixels: it has nothing to see")
 
     def pixels(self) -> Image:
-        """The picture in RGB, upright. Raises ImageError if it cannot be unpacked."""
-        if not isinstance(self._given, bytes):
+        """The picture in RGB, upright. Raises ImageError if it cannot be unpacked, and for a file that has changed."""
+        if not isinstance(self._given, (bytes, ImageFile)):
             return self._given
         with readable():
-            return _as_seen(_open(self._given))
+            return _as_seen(_open(self._bytes(self._given)))
+
+    def _bytes(self, given: bytes | ImageFile) -> bytes:
+        if isinstance(given, bytes):
+            return given
+        data = given.read(self._limits)
+        if hashlib.sha256(data).digest() != self.identity:
+            raise ImageError(f"the image {shown(str(given.path))} has changed since its request began: send it again")
+        return data
 
 
 def _is_turned(image: Image, data: bytes) -> bool:

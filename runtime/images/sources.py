@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from llmc.regular_file import read_regular
 from llmc.runtime.images.image_error import ImageError
+from llmc.runtime.images.image_file import ImageFile
 from llmc.runtime.images.image_limits import ImageLimits
 from llmc.runtime.images.picture import is_picture
 from llmc.shown import shown
@@ -47,8 +47,8 @@ def from_base64(text: str, limits: ImageLimits) -> bytes:
 
 
 def from_python(given: Any, limits: ImageLimits) -> Any:
-    """Bytes, or an image of Pillow: of what a caller of the Python API gives, which may also be a path or a data: URL.
-    Raises ImageError."""
+    """Bytes, an ImageFile that is not read yet, or an image of Pillow: of what a caller of the Python API gives, which
+    may be a path or a data: URL. Raises ImageError."""
     if is_picture(given):
         return given
     if isinstance(given, (bytes, bytearray, memoryview)):
@@ -56,10 +56,5 @@ def from_python(given: Any, limits: ImageLimits) -> Any:
     if isinstance(given, str) and (given[:5].lower() == "data:" or given.lower().startswith(_FETCHED)):
         return from_url(given, limits)
     if isinstance(given, (str, os.PathLike)):
-        path = Path(given)
-        try:
-            return read_regular(path, limits.bytes)
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise ImageError(f"the image {shown(str(path))} cannot be read: {why}") from error
+        return ImageFile(Path(given))
     raise ImageError(f"the image {shown(given)} is neither a path, nor bytes, nor an image of Pillow")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+import pickle
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from PIL import Image
 
 from llmc.images.kinds.registry import kind_of
 from llmc.runtime.images.image_error import ImageError
+from llmc.runtime.images.image_file import ImageFile
 from llmc.runtime.images.image_limits import ImageLimits
 from llmc.runtime.images.messages import without_images
 from llmc.runtime.images.picture import FORMATS, Picture
@@ -177,10 +180,33 @@ def test_what_python_may_give(tmp_path: Path) -> None:
     file = tmp_path / "cat.png"
     file.write_bytes(data)
     url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    for given in (data, bytearray(data), file, str(file), url):
+    for given in (data, bytearray(data), url):
         assert from_python(given, LIMITS) == data
+    for name in (file, str(file)):
+        assert from_python(name, LIMITS) == ImageFile(file)
     assert from_python(image, LIMITS) is image
-    with pytest.raises(ImageError, match=r"cannot be read: No such file"):
-        from_python(tmp_path / "dog.png", LIMITS)
     with pytest.raises(ImageError, match="neither a path, nor bytes"):
         from_python(5, LIMITS)
+
+
+def test_files_are_read_when_they_are_needed(tmp_path: Path) -> None:
+    file = tmp_path / "cat.png"
+    file.write_bytes(encoded(picture(90, 90)))
+    found, kept = Picture(ImageFile(file), LIMITS), Picture(file.read_bytes(), LIMITS)
+    assert (found.size, found.identity) == (kept.size, kept.identity)
+    assert found.pixels().tobytes() == kept.pixels().tobytes()
+    assert len(pickle.dumps(found)) < 1000 < file.stat().st_size
+    file.write_bytes(encoded(picture(90, 90, seed=1)))
+    with pytest.raises(ImageError, match=r"has changed since its request began: send it again"):
+        found.pixels()
+    file.unlink()
+    with pytest.raises(ImageError, match=r"cannot be read: No such file"):
+        found.pixels()
+
+
+def test_files_that_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(bytes(11))
+    for name, why in {"no.png": "No such file", "pipe": "it is a pipe", "large": "at most 10 are read"}.items():
+        with pytest.raises(ImageError, match=f"cannot be read: .*{why}"):
+            Picture(ImageFile(tmp_path / name), ImageLimits(bytes=10))
