@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from llmc.peft_format import CONFIG, WEIGHTS
+from llmc.runtime.images.image_file import ImageFile
+from llmc.runtime.images.image_limits import ImageLimits
+from llmc.runtime.images.messages import without_images
+from llmc.runtime.images.sources import from_python
 from llmc.runtime.offline.prompts import Prompt
 from llmc.runtime.params import SamplingParams
 
@@ -30,13 +34,13 @@ def run_identity(
     results.
 
     lora: adapter directories by name. images: artifact that encodes images. Raises OSError for an unreadable one, and
-    for an image.
+    ImageError for an image.
     """
     hashed = hashlib.sha256()
     for prompt in prompts:
         hashed.update(json.dumps(prompt.as_record(), sort_keys=True).encode() + b"\n")
-        for image in prompt.images:
-            hashed.update(hashlib.sha256(Path(image).read_bytes()).digest())
+        for image in _images(prompt):
+            hashed.update(hashlib.sha256(image).digest())
     identity = {
         "artifact": _artifact_digest(artifact),
         "chat": chat,
@@ -75,6 +79,14 @@ def difference(before: Any, now: Mapping[str, Any]) -> str | None:
     if count != now["prompts"]["count"]:
         return f"{count} prompts and this run has {now['prompts']['count']}"
     return "other prompts"
+
+
+def _images(prompt: Prompt) -> Iterator[bytes]:
+    """The bytes of its images, also of those in its messages."""
+    limits = ImageLimits()
+    for image in (*prompt.images, *without_images(prompt.messages or ())[1]):
+        given = from_python(image, limits)
+        yield given.read(limits) if isinstance(given, ImageFile) else given
 
 
 def _adapter_digest(path: Path) -> str:

@@ -61,12 +61,22 @@ def test_a_budget_counts_what_encodes_images(seeing: Seeing, capsys: pytest.Capt
     assert counted in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", ["flag", "images", "message"])
 def test_results_are_not_continued_with_other_images(
-    seeing: Seeing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seeing: Seeing, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cat, results = tmp_path / "cat.png", tmp_path / "results.jsonl"
+    cat, results, prompts = tmp_path / "cat.png", tmp_path / "results.jsonl", tmp_path / "prompts.jsonl"
+    parts = [{"type": "image", "path": str(cat)}, {"type": "text", "text": "What is it?"}]
+    lines = {
+        "images": {"prompt": "What is it?", "images": [str(cat)]},
+        "message": {"messages": [{"role": "user", "content": parts}]},
+    }
+    given = ["--image", str(cat), "--prompt", "What is it?"]
+    if place != "flag":
+        prompts.write_text(json.dumps(lines[place]) + "\n")
+        given = ["--prompts", str(prompts), *(["--chat"] if place == "message" else [])]
     line = [
-        "run", str(seeing.text), "--images", str(seeing.tower), "--image", str(cat), "--prompt", "What is it?",
+        "run", str(seeing.text), "--images", str(seeing.tower), *given,
         "--max-tokens", "2", "--output", str(results), "--quiet",
     ]  # fmt: skip
     cat.write_bytes(encoded(picture(20, 20)))
