@@ -12,6 +12,7 @@ from llmc.distribution import install_extra
 from llmc.runtime.images.image_error import ImageError, NoImages
 from llmc.runtime.images.image_file import ImageFile
 from llmc.runtime.images.image_limits import ImageLimits
+from llmc.runtime.images.jpeg_scans import check_scans
 from llmc.shown import shown
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Picture:
             with readable():
                 image = _open(data)
                 limits.check_size(*image.size)
+                check_scans(data)
                 turned = _is_turned(image, data)
             self.size: tuple[int, int] = (image.height, image.width) if turned else image.size
             self.identity = hashlib.sha256(data).digest()

@@ -14,6 +14,7 @@ from llmc.cli import main as cli
 from llmc.images.kinds.kind import Kind
 from llmc.images.kinds.registry import KINDS, kind_of
 from llmc.runtime.images.image_limits import ImageLimits
+from llmc.runtime.images.jpeg_scans import MOST_SCANS
 from llmc.runtime.images.picture import FORMATS
 from llmc.runtime.images.tower import CACHE_BYTES
 from llmc.runtime.server.config import ServerConfig
@@ -115,6 +116,7 @@ def test_what_it_says_of_the_code() -> None:
     assert ServerConfig(Path(), ()).max_images == limits.images
     assert f"{limits.bytes >> 20} MiB in Python" in PAGE
     assert f"| {limits.pixels:,}, checked" in PAGE
+    assert f"| scans of a progressive JPEG | {MOST_SCANS};" in PAGE
     assert f"longer side | {limits.side:,} |" in PAGE
     assert f"up to {CACHE_BYTES >> 20} MiB" in PAGE
     assert "Images are JPEG, PNG, WebP, GIF or BMP." in PAGE
