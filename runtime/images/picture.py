@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from llmc.distribution import install_extra
 from llmc.runtime.images.image_error import ImageError, NoImages
 from llmc.runtime.images.image_file import ImageFile
@@ -23,7 +25,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _ORIENTATION = 0x0112  # of EXIF
 _TURNED = range(5, 9)
 """Orientations that exchange width and height."""
-
+_DEEP_GREY = "I;16"
+"""How the names of modes begin that are grey in 16 bits, in any order of bytes."""
 _PNG_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 """One of them is in a PNG with an orientation."""
 
@@ -99,11 +102,26 @@ def _as_seen(image: Image) -> Image:
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(image)
+    if image.mode.startswith(_DEEP_GREY):
+        return _in_8_bits(image)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, image).convert("RGB")
     return image.convert("RGB")
+
+
+def _in_8_bits(image: Image) -> Image:
+    """In RGB, of a grey one of 16 bits, with the upper byte as Pillow has it for colours; it would cut greys off at 255
+    instead, so that nearly all become white."""
+    from PIL import Image
+
+    values = np.asarray(image)
+    grey = (values >> 8).astype(np.uint8)
+    clear = image.info.get("transparency")
+    if clear is not None:
+        grey[values == clear] = 255
+    return Image.fromarray(grey).convert("RGB")
 
 
 @contextmanager

@@ -58,7 +58,7 @@ QWEN2_VL: Mapping[str, Any] = {
     "preprocessor_config.json": {"min_pixels": 32 * 32, "max_pixels": 200 * 200, "patch_size": 8},
 }
 """Files of checkpoints, by name."""
-MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16")
+MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK")
 
 
 def write_checkpoint(path: Path, files: Mapping[str, Any]) -> Path:
@@ -77,8 +77,6 @@ def form_of(path: Path, files: Mapping[str, Any]) -> ImageForm:
 def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
     """Noise of that size, with some transparent pixels where the mode has them."""
     generator = np.random.default_rng(seed)
-    if mode == "I;16":
-        return Image.fromarray(generator.integers(0, 1 << 16, (height, width), np.uint16))
     noise = Image.fromarray(generator.integers(0, 256, (height, width, 4), np.uint8), "RGBA")
     if mode == "P":
         found = noise.convert("RGB").quantize(8)

@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -44,6 +45,21 @@ def test_a_film_shows_its_first_frame() -> None:
 def test_what_is_transparent_becomes_white() -> None:
     data = encoded(Image.new("RGBA", (4, 4), (0, 0, 0, 0)))
     assert Picture(data, LIMITS).pixels().getpixel((0, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_deep_greys_keep_their_shades(as_file: bool) -> None:
+    """As the colours of a PNG with 16 bits each do."""
+    values = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+    image = Image.fromarray(values)
+    found = Picture(encoded(image) if as_file else image, LIMITS).pixels()
+    np.testing.assert_array_equal(np.asarray(found), np.repeat((values >> 8)[..., None], 3, axis=2))
+
+
+def test_what_is_transparent_in_deep_greys_becomes_white() -> None:
+    image = Image.fromarray(np.array([[1000, 1001]], np.uint16))
+    found = Picture(encoded(image, transparency=1000), LIMITS).pixels()
+    assert [found.getpixel((at, 0)) for at in range(2)] == [(255, 255, 255), (3, 3, 3)]
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", encoded(picture(30, 20), "TIFF"), b"%PDF-1.7 "])
