@@ -25,8 +25,10 @@ class _WeightsAsInputs(nn.Module):
         self._hidden = [model]
 
     def forward(self, inputs: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        by_name = dict(zip(_inputs(self._hidden[0]), inputs, strict=True))
-        out: torch.Tensor = torch.func.functional_call(self._hidden[0], weights, kwargs=by_name)
+        # Inputs that only some models have are given by name.
+        count, names = len(INPUTS), _inputs(self._hidden[0])
+        others = dict(zip(names[count:], inputs[count:], strict=True))
+        out: torch.Tensor = torch.func.functional_call(self._hidden[0], weights, tuple(inputs[:count]), others)
         return out
 
 
