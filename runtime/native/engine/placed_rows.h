@@ -25,7 +25,7 @@ class PlacedRows {
   };
 
   // Checks and copies the rows of a request. Its parts have no names yet.
-  static Status Read(const ModelShape& model, const llmc_request& request, PlacedRows* out);
+  static Status Read(const ModelShape& model, const llmc_request& c, PlacedRows* out);
 
   bool empty() const { return parts_.empty(); }
   std::vector<Part>& parts() { return parts_; }
