@@ -55,25 +55,23 @@ class Checkpoint:
         added = tokenizer.get("added_tokens")
         tokens = added if isinstance(added, list) else []
         ids = [token.get("id") for token in tokens if isinstance(token, Mapping) and token.get("content") == text]
-        found = next((value for value in ids if type(value) is int and value >= 0), None)
-        if found is None and stated is None:
+        found = next((value for value in ids if type(value) is int and value >= 0), stated)
+        if found is None:
             raise ImageFormError(
                 f"{self.path} has no token {text!r}, which stands for an image: add its tokenizer.json"
             )
-        if found is not None and stated is not None and found != stated:
+        if found != (found if stated is None else stated):
             raise ImageFormError(
                 f"{self.path / CONFIG} has {stated} as the token of images, but {_TOKENIZER} has {text!r} as {found}"
             )
-        return stated if found is None else found  # type: ignore[return-value]
+        return found
 
-    def picture_values(
-        self, mean: tuple[float, ...], std: tuple[float, ...], resample: int, channels: int
-    ) -> tuple[tuple[float, ...], tuple[float, ...], float, int]:
-        """(mean, std, rescale, resample) of its pictures; the arguments are what the kind's files may omit.
+    def picture_values(self, mean: tuple[float, ...], std: tuple[float, ...], resample: int) -> dict[str, Any]:
+        """The fields mean, std, rescale and resample of a form; the arguments are what the kind's files may omit.
 
         A step that the files turn off is one that changes nothing.
         """
-        told = self.pictures
+        told, channels = self.pictures, len(mean)
         if not told.flag("do_resize", True) or told.flag("do_center_crop", False):
             raise ImageFormError(
                 f"{told.origin} does not resize its images, or crops them: llmc resizes and crops none"
@@ -86,7 +84,7 @@ class Checkpoint:
         resample = told.integer("resample", resample, least=0)
         if resample not in RESAMPLES:
             raise ImageFormError(f"{told.origin} has the filter {resample}: the filters are 0 to {max(RESAMPLES)}")
-        return mean, std, rescale, resample
+        return {"mean": mean, "std": std, "rescale": rescale, "resample": resample}
 
 
 class Values:

@@ -17,7 +17,7 @@ from llmc.graphs_format import STATES_USES
 from llmc.images.form import ImageForm, ImageFormError
 from llmc.images.kinds.registry import kind_of
 from llmc.images.tiling import Tiling
-from llmc.manifest import ManifestError, read_manifest
+from llmc.manifest import OWN_SUM, ManifestError, read_manifest
 from llmc.runtime.images.image_error import ImageError, NoImages
 from llmc.runtime.images.image_limits import ImageLimits
 from llmc.runtime.images.patches import patches_of
@@ -28,7 +28,7 @@ from llmc.runtime.request_error import RequestError
 
 CACHE_BYTES = 256 << 20
 """Of encoded rows."""
-_TABLE, _SUM = "images", "sha256"
+_TABLE = "images"
 _SHARED_OPTIONS = (
     *("eager", "num_threads", "weight_memory"),
     *("device_number", "opencl_library", "cuda_library", "program_cache", "dependent_launches"),
@@ -170,7 +170,7 @@ def open_tower(
         info = artifact.info
         check_fit(path, info.vector_width, info.states_width, form, text, text_path)
         encoder = NativeEncoder(artifact, **options)
-    return Tower(form, encoder, str(manifest.get(_SUM)), limits)
+    return Tower(form, encoder, str(manifest.get(OWN_SUM)), limits)
 
 
 def tower_options(engine_options: Mapping[str, Any]) -> dict[str, Any]:

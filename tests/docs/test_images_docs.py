@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +40,13 @@ def seeing(kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Seei
 
 
 @pytest.fixture
-def folder(seeing: Seeing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(seeing: Seeing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the names of the page are."""
     (tmp_path / "smolvlm.llmc").symlink_to(seeing.text)
     (tmp_path / "smolvlm-images.llmc").symlink_to(seeing.tower)
     (tmp_path / "cat.jpg").write_bytes(encoded(picture(80, 60), "JPEG"))
     monkeypatch.chdir(tmp_path)
-    return tmp_path  # type: ignore[return-value]
+    return tmp_path
 
 
 def _command(name: str) -> list[str]:

@@ -95,10 +95,11 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 def sizes(count: int, most: int = 1500, seed: int = 0) -> list[tuple[int, int]]:
     """Widths and heights, of all orders of magnitude."""
     chooser = random.Random(seed)
-    return [
-        tuple(min(most, int(2 ** chooser.uniform(0, 11))) for _ in range(2))  # type: ignore[misc]
-        for _ in range(count)
-    ]
+
+    def side() -> int:
+        return min(most, int(2 ** chooser.uniform(0, 11)))
+
+    return [(side(), side()) for _ in range(count)]
 
 
 class SumEncoder:

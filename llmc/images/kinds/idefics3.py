@@ -45,7 +45,6 @@ class Idefics3(Kind):
         rows = (side // merge) ** 2
         if checkpoint.processor.integer("image_seq_len", rows) != rows:
             raise ImageFormError(f"{checkpoint.processor.origin} does not say that a tile has {rows} rows, as it has")
-        mean, std, rescale, resample = checkpoint.picture_values(_HALF, _HALF, _LANCZOS, len(_HALF))
         placeholder = checkpoint.special_text("image_token", "<image>")
         form = ImageForm(
             kind=cls.NAME,
@@ -53,10 +52,7 @@ class Idefics3(Kind):
             placeholder_id=checkpoint.token_id(placeholder, config.optional_integer("image_token_id")),
             patch_size=patch,
             merge=merge,
-            mean=mean,
-            std=std,
-            rescale=rescale,
-            resample=resample,
+            **checkpoint.picture_values(_HALF, _HALF, _LANCZOS),
             most_patches=side * side,
             usual_patches=(side * side,),
             settings={

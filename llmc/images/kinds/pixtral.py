@@ -39,7 +39,6 @@ class Pixtral(Kind):
         most = side * side
         if most > MOST_PATCHES:
             raise ImageFormError(f"{told.origin}: images of {longest} pixels have more than {MOST_PATCHES} patches")
-        mean, std, rescale, resample = checkpoint.picture_values(_MEAN, _STD, _BICUBIC, len(_MEAN))
         placeholder, row = texts.text("image_token", "[IMG]"), merge * merge
         rope = vision.table("rope_parameters")
         heads, width = vision.integer("num_attention_heads", 16), vision.integer("hidden_size", 1024)
@@ -52,10 +51,7 @@ class Pixtral(Kind):
             ),
             patch_size=patch,
             merge=merge,
-            mean=mean,
-            std=std,
-            rescale=rescale,
-            resample=resample,
+            **checkpoint.picture_values(_MEAN, _STD, _BICUBIC),
             most_patches=most,
             usual_patches=tuple(sorted({max(most // part // row, 1) * row for part in _USUAL})),
             extra=vision.integer("head_dim", max(width // heads, 1)),

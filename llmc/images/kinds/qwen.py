@@ -54,7 +54,6 @@ class Qwen(Kind):
         patches = most // step * row
         places, width = vision.optional_integer("num_position_embeddings"), cls._width(checkpoint)
         side = 0 if places is None or not cls._has_table(checkpoint) else isqrt(places)
-        mean, std, rescale, resample = checkpoint.picture_values(*_CLIP, _BICUBIC, len(_CLIP[0]))
         placeholder = checkpoint.special_text("image_token", "<|image_pad|>")
         head_dim = width // vision.integer("num_heads", 16)
         form = ImageForm(
@@ -63,10 +62,7 @@ class Qwen(Kind):
             placeholder_id=checkpoint.token_id(placeholder, config.optional_integer("image_token_id")),
             patch_size=patch,
             merge=merge,
-            mean=mean,
-            std=std,
-            rescale=rescale,
-            resample=resample,
+            **checkpoint.picture_values(*_CLIP, _BICUBIC),
             most_patches=patches,
             usual_patches=tuple(sorted({max(patches // part // row, 1) * row for part in _USUAL})),
             frames=frames,

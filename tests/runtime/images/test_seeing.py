@@ -72,7 +72,8 @@ def _rows_of_transformers(seeing: Seeing, image: Any) -> np.ndarray[Any, Any]:
         found = whole.get_image_features(torch.stack(tiles), image_sizes=sizes).pooler_output[0]
     else:
         found = torch.cat(list(whole.get_image_features(torch.stack(tiles)[None]).pooler_output))
-    return found.float().numpy()  # type: ignore[no-any-return]
+    rows: np.ndarray[Any, Any] = found.float().numpy()
+    return rows
 
 
 @pytest.mark.parametrize("size", [(40, 30), (150, 70), (20, 90)])
@@ -100,7 +101,8 @@ def _logits(seeing: Seeing, ids: list[int], rows: np.ndarray[Any, Any], size: tu
     tokens = torch.tensor(ids)
     embedded = whole.get_input_embeddings()(tokens)
     embedded[tokens == PLACEHOLDER] = torch.from_numpy(rows)
-    return whole(inputs_embeds=embedded[None], use_cache=False).logits[0].numpy()  # type: ignore[no-any-return]
+    logits: np.ndarray[Any, Any] = whole(inputs_embeds=embedded[None], use_cache=False).logits[0].numpy()
+    return logits
 
 
 def test_all_forms_of_a_prompt_have_the_same_bits(seeing: Seeing, llm: LLM, tmp_path: Path) -> None:
