@@ -3,12 +3,13 @@
 Configs, checkpoints and weight maps need no torch; building the first module imports it.
 """
 
-from llmc.models.config import ModelConfig, Rope, RopeScaling
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.loader import Parameter, load_parameters
 from llmc.models.read_config import load_config
 from llmc.models.registry import build_model, get_family
 from llmc.models.rope import cos_sin_table
+from llmc.models.rotary import Rope, RopeScaling
 from llmc.models.sources.base import ArrayTensor, Checkpoint, ModelSource, Tensor
 from llmc.models.sources.registry import open_source
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.models.config import Rope, RopeScaling
 from llmc.models.errors import ModelError
 from llmc.models.rope_fields import ROPE_TYPES
+from llmc.models.rotary import Rope, RopeScaling
 
 _F32 = np.float32
 Array = NDArray[Any]

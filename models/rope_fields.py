@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from llmc.models.brief import brief
-from llmc.models.config import Rope, RopeScaling
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
+from llmc.models.rotary import Rope, RopeScaling
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 _OLD_NAMES = {"su": "longrope"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig
+from llmc.models.rotary import Rope
 from llmc.models.weight_map import Rows
 
 

@@ -18,7 +18,6 @@ from llmc.models.config import (
     QueryGrowth,
     Residual,
     ResidualFactors,
-    Rope,
     States,
     Streams,
     TokenInputs,
@@ -30,6 +29,7 @@ from llmc.models.mamba import Mamba2
 from llmc.models.multipliers import Multipliers
 from llmc.models.pooled import Pooled
 from llmc.models.rope_fields import read_rope
+from llmc.models.rotary import Rope
 from llmc.models.short_conv import ShortConv
 from llmc.models.tower import Tower
 

@@ -17,7 +17,8 @@ import pytest
 from llmc import manifest_schema as schema
 from llmc.cli.main import main
 from llmc.manifest import ManifestError, check_listed, read_listed, read_manifest
-from llmc.models.config import Experts, ModelConfig, Rope, RopeScaling
+from llmc.models.config import Experts, ModelConfig
+from llmc.models.rotary import Rope, RopeScaling
 from llmc.regular_file import JsonError, parse_json, read_regular, read_text
 from llmc.runtime.text.tokenizer import Tokenizer, TokenizerError, artifact_tokenizer
 

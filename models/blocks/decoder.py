@@ -13,7 +13,8 @@ from llmc.models.blocks.layers import Block, Linear, RepeatedBlock, empty
 from llmc.models.blocks.norms import Rounded, norm, result_norm, rows_norm
 from llmc.models.blocks.pooled import PooledHead
 from llmc.models.blocks.single import MixerLayer, MlpLayer
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig
+from llmc.models.rotary import Rope
 
 
 class Embedding(Block):

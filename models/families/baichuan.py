@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from llmc.models.alibi import paper_slopes
-from llmc.models.config import NO_ROPE, Alibi, ModelConfig
+from llmc.models.config import Alibi, ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
+from llmc.models.rotary import NO_ROPE
 from llmc.models.standard import standard_config
 
 _LAYOUT = Layout(qkv=("self_attn.W_pack",))

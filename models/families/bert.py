@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmc.models.config import NO_ROPE, ModelConfig
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family, Vectors
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.pooled import Dense, Pooled
+from llmc.models.rotary import NO_ROPE
 from llmc.models.standard import read_activation, standard_config
 
 _LAYOUT = Layout(

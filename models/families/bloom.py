@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from llmc.models.alibi import paper_slopes
-from llmc.models.config import NO_ROPE, Alibi, ModelConfig
+from llmc.models.config import Alibi, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, without
+from llmc.models.rotary import NO_ROPE
 from llmc.models.row_orders import by_group
 from llmc.models.standard import standard_config
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmc.models.alibi import paper_slopes
-from llmc.models.config import NO_ROPE, Alibi, ModelConfig
+from llmc.models.config import Alibi, ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
+from llmc.models.rotary import NO_ROPE
 from llmc.models.row_orders import by_group
 from llmc.models.standard import read_activation, standard_config
 from llmc.models.weight_map import WeightMap

@@ -7,13 +7,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmc.models.config import ModelConfig, Residual, Rope
+from llmc.models.config import ModelConfig, Residual
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields, within
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, behind
 from llmc.models.rope_fields import read_rope, rope_of, rope_table
+from llmc.models.rotary import Rope
 from llmc.models.standard import read_activation, standard_config
 from llmc.models.windows import all_but, stated_window
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from llmc.models.config import ModelConfig, Rope, Streams
+from llmc.models.config import ModelConfig, Streams
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields, within
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import rope_of, rope_table
+from llmc.models.rotary import Rope
 from llmc.models.standard import layer_count, read_activation, standard_config
 from llmc.models.weight_map import Source, Target, WeightMap
 from llmc.models.windows import all_but, kv_sources, stated_window

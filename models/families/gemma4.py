@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.models.brief import brief
-from llmc.models.config import Experts, Heads, ModelConfig, Rope, TokenInputs
+from llmc.models.config import Experts, Heads, ModelConfig, TokenInputs
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family, build_decoder
 from llmc.models.families.with_images import harmless_with_images, neutral_with_images, text_fields, within
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import rope_of, rope_table
+from llmc.models.rotary import Rope
 from llmc.models.standard import head_sizes, layer_count, read_activation, standard_config
 from llmc.models.weight_map import Source, Target, WeightMap
 from llmc.models.windows import all_but, kv_sources, stated_window

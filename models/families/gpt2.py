@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmc.models.config import NO_ROPE, ModelConfig
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, without
+from llmc.models.rotary import NO_ROPE
 from llmc.models.row_orders import by_group
 from llmc.models.standard import read_activation, standard_config
 from llmc.models.weight_map import WeightMap

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
+from llmc.models.rotary import Rope
 from llmc.models.standard import head_sizes, read_activation, standard_config
 from llmc.models.weight_map import Rows
 

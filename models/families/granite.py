@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmc.models.brief import brief
-from llmc.models.config import NO_ROPE, Experts, ModelConfig
+from llmc.models.config import Experts, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.layer_kinds import LINEAR, OLD_NAMES, read_layer_types
@@ -16,6 +16,7 @@ from llmc.models.families.mamba import OF_MIXERS, read_mixers
 from llmc.models.families.mixtures import apart, read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
+from llmc.models.rotary import NO_ROPE
 from llmc.models.standard import head_sizes, layer_count, standard_config
 from llmc.models.weight_map import WeightMap
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmc.models.brief import brief
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_experts, stacked
@@ -13,6 +13,7 @@ from llmc.models.fields import Fields
 from llmc.models.known_keys import nested
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope, rope_of, rope_table
+from llmc.models.rotary import Rope
 from llmc.models.standard import head_sizes, standard_config
 
 _LAYOUT = Layout(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")

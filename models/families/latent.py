@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Unpack
 
-from llmc.models.config import Latent, ModelConfig, Rope
+from llmc.models.config import Latent, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.rope_fields import read_rope
+from llmc.models.rotary import Rope
 from llmc.models.standard import Choices, standard_config
 
 _NORM_EPS = 1e-6  # for norms of latent vectors, independent of rms_norm_eps

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmc.models.config import ModelConfig, ResidualFactors, Rope
+from llmc.models.config import ModelConfig, ResidualFactors
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.layer_kinds import FULL, LINEAR, check_layer_types, check_layers
@@ -16,6 +16,7 @@ from llmc.models.families.mixtral import LAYOUT
 from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.rope_fields import read_rope
+from llmc.models.rotary import Rope
 from llmc.models.standard import head_sizes, layer_count, standard_config
 from llmc.models.windows import everywhere, stated_window
 

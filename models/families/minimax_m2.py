@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.families.layer_kinds import check_layers
 from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope, rope_table
+from llmc.models.rotary import Rope
 from llmc.models.standard import head_sizes, layer_count, standard_config
 
 _LAYOUT = Layout(

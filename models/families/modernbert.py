@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family, Vectors
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.pooled import Dense, Pooled
 from llmc.models.rope_fields import rope_of
+from llmc.models.rotary import Rope
 from llmc.models.standard import ACTIVATIONS, head_sizes, read_activation, standard_config
 from llmc.models.windows import FULL, WINDOWED, by_layer
 

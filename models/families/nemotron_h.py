@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmc.models.brief import brief
-from llmc.models.config import NO_ROPE, Experts, ModelConfig
+from llmc.models.config import Experts, ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.layer_kinds import FULL, LINEAR, OLD_NAMES
@@ -16,6 +16,7 @@ from llmc.models.fields import Fields
 from llmc.models.layout import Layout, behind
 from llmc.models.mamba import Mamba2
 from llmc.models.mamba_layout import MambaLayout
+from llmc.models.rotary import NO_ROPE
 from llmc.models.standard import MAX_LAYERS, read_activation, standard_config
 
 MLP, EXPERTS = "mlp", "moe"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, Rope, RopeScaling
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family, Vectors
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope
+from llmc.models.rotary import Rope, RopeScaling
 from llmc.models.standard import head_sizes, standard_config
 
 _LAYOUT = Layout(

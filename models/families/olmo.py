@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import read_rope, rope_of, rope_table
+from llmc.models.rotary import Rope
 from llmc.models.standard import head_sizes, standard_config
 from llmc.models.windows import all_but, stated_window
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from llmc.models.config import NO_ROPE, ModelConfig
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, without
+from llmc.models.rotary import NO_ROPE
 from llmc.models.standard import read_activation, standard_config
 
 _LAYOUT = Layout(

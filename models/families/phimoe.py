@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.families.mixtures import read_experts, stacked
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.rope_fields import rope_of, rope_table
+from llmc.models.rotary import Rope
 from llmc.models.standard import head_sizes, standard_config
 from llmc.models.windows import everywhere, stated_window
 

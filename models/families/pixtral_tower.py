@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.models.brief import brief
-from llmc.models.config import NO_ROPE, ModelConfig
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.towers import behind_model, tower_family, vision_fields
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.pooled import Dense, Pooled
+from llmc.models.rotary import NO_ROPE
 from llmc.models.standard import head_sizes, read_activation, standard_config
 from llmc.models.tower import Tower
 from llmc.models.weight_map import Target, WeightMap

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from llmc.models.config import ModelConfig, QueryGrowth, Rope, RopeScaling
+from llmc.models.config import ModelConfig, QueryGrowth
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
+from llmc.models.rotary import Rope, RopeScaling
 from llmc.models.standard import head_sizes, standard_config
 
 _LAYOUT = Layout(

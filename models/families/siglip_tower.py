@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from llmc.models.config import NO_ROPE, ModelConfig
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.towers import behind_model, tower_family, vision_fields
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout
 from llmc.models.pooled import Dense, Pooled
+from llmc.models.rotary import NO_ROPE
 from llmc.models.standard import read_activation, standard_config
 from llmc.models.tower import Tower
 

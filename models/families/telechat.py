@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmc.models.config import ModelConfig, Rope, RopeScaling
+from llmc.models.config import ModelConfig
 from llmc.models.errors import ModelError
 from llmc.models.families.family import Family
 from llmc.models.fields import Fields
 from llmc.models.layout import Layout, without
+from llmc.models.rotary import Rope, RopeScaling
 from llmc.models.row_orders import heads_to_rows
 from llmc.models.standard import head_sizes, standard_config
 from llmc.models.weight_map import Rows

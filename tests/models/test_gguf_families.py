@@ -12,11 +12,11 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from llmc.models import ModelError, open_source
-from llmc.models.config import Rope
 from llmc.models.families.around_text import AROUND_TEXT
 from llmc.models.loader import load_parameters
 from llmc.models.pooled import Task
 from llmc.models.registry import FAMILIES
+from llmc.models.rotary import Rope
 from llmc.models.sources.gguf.architectures import ARCHITECTURES
 from llmc.quantize.formats.codes import E8M0, Codes
 

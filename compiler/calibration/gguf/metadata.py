@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.config import CompileError
-from llmc.models.config import ModelConfig, RopeScaling
+from llmc.models.config import ModelConfig
 from llmc.models.rope import checked_frequencies
+from llmc.models.rotary import RopeScaling
 from llmc.models.sources.gguf.architecture import Architecture
 from llmc.models.sources.gguf.architectures import ARCHITECTURES
 from llmc.models.sources.gguf.written import WRITTEN

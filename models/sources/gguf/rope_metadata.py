@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from llmc.models.brief import brief
-from llmc.models.config import ModelConfig, Rope, RopeScaling
+from llmc.models.config import ModelConfig
 from llmc.models.convert import Array
 from llmc.models.errors import ModelError
+from llmc.models.rotary import Rope, RopeScaling
 from llmc.models.sources.gguf.architecture import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from llmc.models.sources.gguf.metadata import Metadata
 

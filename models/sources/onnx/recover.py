@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmc.models.config import NO_ROPE, ModelConfig, QkNorm, Rope
+from llmc.models.config import ModelConfig, QkNorm
 from llmc.models.convert import Array
 from llmc.models.families.onnx import MODEL_TYPE
 from llmc.models.pooled import Dense, Pooled
+from llmc.models.rotary import NO_ROPE, Rope
 from llmc.models.sources.onnx.importer import Imported
 from llmc.models.sources.onnx.probe import Probe, past_name
 from llmc.models.sources.onnx.rotary import Heads, rope_of

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmc.models.config import Rope, RopeScaling
 from llmc.models.convert import DTYPES, Array
 from llmc.models.rope import checked_frequencies
+from llmc.models.rotary import Rope, RopeScaling
 from llmc.models.sources.onnx.probe import Probe
 from llmc.models.sources.onnx.rows import Flat, Term, Unrecognised
 from llmc.models.sources.onnx.terms import parts_of

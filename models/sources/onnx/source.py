@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from llmc.models.brief import brief
-from llmc.models.config import ModelConfig, Rope
+from llmc.models.config import ModelConfig
 from llmc.models.convert import DTYPES
 from llmc.models.errors import ModelError
 from llmc.models.fields import Fields
 from llmc.models.files import has_file
 from llmc.models.pooled import Pooled, Task
 from llmc.models.rope_fields import read_rope
+from llmc.models.rotary import Rope
 from llmc.models.sentence_model import MODULES, SENTENCE_FILES, SentenceModel, left_to_callers, read_sentence_model
 from llmc.models.sources.base import Checkpoint, ModelFiles, ModelSource
 from llmc.models.sources.onnx.file import SENTENCE, OnnxFile
