@@ -6,6 +6,7 @@ import base64
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +164,14 @@ def test_what_it_sees_is_told(running: Running) -> None:
     assert "llmc_image_encode_seconds_total" in told
 
 
-def test_nothing_is_encoded_for_a_client_that_left(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = running.server.images
-    tower = work.tower
-    assert tower is not None
+@contextmanager
+def image_held(running: Running, monkeypatch: pytest.MonkeyPatch, side: int) -> Iterator[list[tuple[int, int]]]:
+    """While the image of one request is being encoded; then that request is answered. Yields sizes of images that were
+    begun."""
+    work, answers = running.server.images, list[httpx.Response]()
+    assert work.tower is not None
     go_on, begun, sizes = threading.Event(), threading.Event(), list[tuple[int, int]]()
-    rows = tower.rows
+    rows = work.tower.rows
 
     def slow(seen: Any) -> Any:
         sizes.append(seen.picture.size)
@@ -176,51 +179,33 @@ def test_nothing_is_encoded_for_a_client_that_left(running: Running, monkeypatch
         assert go_on.wait(60)
         return rows(seen)
 
-    monkeypatch.setattr(tower, "rows", slow)
-    answers: list[httpx.Response] = []
-    first = threading.Thread(
-        target=lambda: answers.append(running.post(CHAT, messages=_asked(_url(picture(31, 31))), **SETTINGS))
-    )
+    monkeypatch.setattr(work.tower, "rows", slow)
+    url = _url(picture(side, side))
+    first = threading.Thread(target=lambda: answers.append(running.post(CHAT, messages=_asked(url), **SETTINGS)))
     first.start()
-    assert begun.wait(60)
-    with pytest.raises(httpx.TimeoutException):
-        running.client.post(CHAT, json={"messages": _asked(_url(picture(32, 32)))}, timeout=0.5)
-    until(lambda: work.num_waiting == 1)
-    go_on.set()
-    first.join()
+    try:
+        assert begun.wait(60)
+        yield sizes
+        until(lambda: work.num_waiting == 1)
+    finally:
+        go_on.set()
+        first.join()
     assert answers[0].status_code == 200
+
+
+def test_nothing_is_encoded_for_a_client_that_left(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    with image_held(running, monkeypatch, 31) as sizes, pytest.raises(httpx.TimeoutException):
+        running.client.post(CHAT, json={"messages": _asked(_url(picture(32, 32)))}, timeout=0.5)
     assert sizes == [(31, 31)]
-    assert work.num_waiting == 0
+    assert running.server.images.num_waiting == 0
 
 
 def test_a_time_limit_counts_the_wait_for_images(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = running.server.images
-    tower = work.tower
-    assert tower is not None
-    go_on, begun, sizes = threading.Event(), threading.Event(), list[tuple[int, int]]()
-    rows = tower.rows
-
-    def slow(seen: Any) -> Any:
-        sizes.append(seen.picture.size)
-        begun.set()
-        assert go_on.wait(60)
-        return rows(seen)
-
-    monkeypatch.setattr(tower, "rows", slow)
-    answers: list[httpx.Response] = []
-    first = threading.Thread(
-        target=lambda: answers.append(running.post(CHAT, messages=_asked(_url(picture(41, 41))), **SETTINGS))
-    )
-    first.start()
-    assert begun.wait(60)
     body = {"messages": _asked(_url(picture(42, 42))), **SETTINGS}
-    error = error_of(running.client.post(CHAT, json=body, headers={"X-Request-Timeout": "0.3"}), 408)
+    with image_held(running, monkeypatch, 41) as sizes:
+        error = error_of(running.client.post(CHAT, json=body, headers={"X-Request-Timeout": "0.3"}), 408)
     assert error["code"] == "request_timeout"
     assert "give fewer or smaller images" in error["message"]
-    until(lambda: work.num_waiting == 1)
-    go_on.set()
-    first.join()
-    assert answers[0].status_code == 200
     assert running.client.post(CHAT, json=body, headers={"X-Request-Timeout": "x"}).status_code == 400
     assert sizes == [(41, 41)]
 
